@@ -1,0 +1,20 @@
+"""khot: differentiable top-k for PyTorch."""
+
+from khot import nn as nn
+from khot.loss import topk_inverse as topk_inverse
+from khot.loss import topk_loss as topk_loss
+from khot.loss import topk_value as topk_value
+from khot.registry import DESIGNS as DESIGNS
+from khot.registry import RELAXATIONS as RELAXATIONS
+from khot.relaxations.entmax import entmax_topk as entmax_topk
+from khot.relaxations.euclidean import euclidean_topk as euclidean_topk
+from khot.relaxations.gaussian import gaussian_topk as gaussian_topk
+from khot.relaxations.laplace import laplace_topk as laplace_topk
+from khot.relaxations.sigmoid import sigmoid_topk as sigmoid_topk
+from khot.soft import gather_topk as gather_topk
+from khot.soft import soft_topk as soft_topk
+from khot.soft import soft_topk_matrix as soft_topk_matrix
+from khot.soft import straight_through as straight_through
+from khot.soft import topk_mask as topk_mask
+
+__version__ = "0.1.0"

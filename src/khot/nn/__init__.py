@@ -1,0 +1,4 @@
+"""Module forms: the state and the names of the functions, none of their logic."""
+
+from khot.nn.soft_topk import SoftTopK as SoftTopK
+from khot.nn.topk_loss import TopKLoss as TopKLoss

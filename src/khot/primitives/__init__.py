@@ -1,0 +1,1 @@
+"""Numerics in plain PyTorch: the reference that every kernel is held to."""

@@ -1,0 +1,156 @@
+r"""The threshold family: :math:`y_i = F((x_i - t)/\tau)` with the one :math:`t` for which :math:`\sum_i y_i = k`.
+
+One solver, one derivative. With :math:`v_i = F'(u_i)`, known from :math:`y_i` alone, and :math:`V = \sum_i v_i`, the optimality
+condition gives
+
+.. math:: \frac{\partial y_i}{\partial x_j} = \frac1\tau \Bigl(v_i [i = j] - \frac{v_i v_j}{V}\Bigr), \qquad
+          \frac{\partial y_i}{\partial k} = \frac{v_i}{V} ,
+
+so that the backward pass needs the output and nothing else. As it is written in terms of the output, it can be differentiated again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.autograd.function import Function
+
+from khot.primitives.root import LOCAL, Rows, solve_shift, wide_dtype
+from khot.registry import Number, column, readable
+
+
+@dataclass(frozen=True)
+class Family:
+    """An increasing squashing function ``F`` from the reals to [0, 1], all that one member of the family is."""
+
+    name: str
+    f: Callable[[Tensor], Tensor]
+    inverse: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor], Tensor]  # F' as a function of y = F(u)
+    entropy: Callable[[Tensor], Tensor]  # minus the integral of the inverse from 0 to y
+    smooth: bool = True  # F' is Lipschitz, so that Newton's error is the square of its step
+    alpha: float = 0.0  # the family's parameter, where it has one
+
+
+def threshold_topk(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor:
+    """``(..., n) -> (..., n)``, differentiable in ``scores``, ``k`` and ``tau``."""
+    return threshold_columns(scores, column(k, scores), column(tau, scores), family)[0]
+
+
+def threshold_forward(x: Tensor, k: Number, tau: Number, family: Family, rows: Rows = LOCAL) -> tuple[Tensor, Tensor]:
+    """The mask and the threshold of every row, in plain PyTorch and without gradient."""
+    work = x.to(torch.promote_types(x.dtype, torch.float32))
+    k = torch.as_tensor(k, dtype=wide_dtype(x), device=x.device).expand(*x.shape[:-1], 1)
+    tau = tau.to(work.dtype) if isinstance(tau, Tensor) else tau
+    top = rows.amax(work)
+    if readable(top) and not bool((top == torch.inf).any()):
+        t, s = solve_shift(work, k, tau, family, rows=rows)
+        return _mask(work, k, t, s, tau, family, rows).to(x.dtype), t - s * tau
+    certain = work == torch.inf
+    num_certain = rows.sum(certain)
+    others, rest = torch.where(certain, -torch.inf, work), (k - num_certain).clamp(min=0)
+    t, s = solve_shift(others, rest, tau, family, rows=rows)
+    share = (k / num_certain.clamp(min=1)).clamp(max=1).to(work.dtype)
+    y = torch.where(certain, torch.where(torch.isnan(t), torch.nan, share), _mask(others, rest, t, s, tau, family, rows))
+    return y.to(x.dtype), t - s * tau
+
+
+def _mask(x: Tensor, k: Tensor, t: Tensor, s: Tensor, tau: Number, family: Family, rows: Rows) -> Tensor:
+    """The squashed row, with what rounding left of the sum spread by one Newton step in the values themselves."""
+    u = (x - t) / tau + s
+    if readable(t) and bool(t.isfinite().all()):
+        return _spread(family.f(u), k, family, rows)
+    # A threshold at infinity keeps nothing, or everything but the excluded.
+    u = torch.where(x == -torch.inf, -torch.inf, torch.where(t.isinf(), -t, u))
+    return torch.where(torch.isnan(t), torch.nan, _spread(family.f(u), k, family, rows))
+
+
+def _spread(y: Tensor, k: Tensor, family: Family, rows: Rows) -> Tensor:
+    v = family.slope(y)
+    step = _divide(k - rows.sum(y), rows.sum(v)).to(y.dtype)
+    return torch.addcmul(y, v, step).clamp_(0, 1)
+
+
+class _Reverse(Function):
+    @staticmethod
+    def forward(scores: Tensor, k: Number, tau: Number, family: Family) -> tuple[Tensor, Tensor]:
+        return threshold_forward(scores, k, tau, family)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Number, Number, Family], output: tuple[Tensor, Tensor]) -> None:
+        scores, _, tau, ctx.family = inputs
+        y, t = output
+        ctx.mark_non_differentiable(t)
+        learns_tau = isinstance(tau, Tensor)
+        ctx.tau = None if learns_tau else tau
+        saved = (y, t, scores, tau) if learns_tau else (y, t)
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        y, t, *rest = ctx.saved_tensors
+        scores, tau = rest if rest else (None, ctx.tau)
+        grad_u, grad_k = threshold_backward(grad, y, ctx.family)
+        grad_scores = grad_u / tau
+        grad_tau = None
+        if scores is not None and ctx.needs_input_grad[2]:
+            grad_tau = -(grad_scores * _distance(scores, t) / tau).sum(-1, keepdim=True)
+        return grad_scores.to(grad.dtype), grad_k if ctx.needs_input_grad[1] else None, grad_tau, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], scores: Tensor, k: Number, tau: Number, family: Family) -> Any:
+        def front(value: Any, dim: int | None) -> Any:
+            return value if dim is None else value.movedim(dim, 0)
+
+        if in_dims[0] is None:
+            scores = scores.expand(info.batch_size, *scores.shape)
+        scores, k, tau = front(scores, in_dims[0]), front(k, in_dims[1]), front(tau, in_dims[2])
+        return threshold_columns(scores, k, tau, family), (0, 0)
+
+
+class _ForwardMode(_Reverse):
+    @staticmethod
+    def jvp(ctx: Any, d_scores: Tensor | None, d_k: Tensor | None, d_tau: Tensor | None, _: None) -> tuple[Tensor, None]:
+        y, t, *rest = ctx.saved_tensors
+        scores, tau = rest if rest else (None, ctx.tau)
+        v = ctx.family.slope(y)
+        move = torch.zeros_like(y) if d_scores is None else d_scores / tau
+        if d_tau is not None and scores is not None:
+            move = move - d_tau / tau**2 * _distance(scores, t)
+        lift = -(v * move).sum(-1, keepdim=True)
+        if d_k is not None:
+            lift = lift + d_k
+        return v * (move + _divide(lift, v.sum(-1, keepdim=True))), None
+
+
+def threshold_columns(scores: Tensor, k: Number, tau: Number, family: Family) -> tuple[Tensor, Tensor]:
+    """Mask and threshold with ``k`` and ``tau`` already columns."""
+    # Dynamo refuses a Function that defines jvp, so the rule for forward mode lives apart.
+    rule = _ForwardMode if forward_ad._current_level >= 0 else _Reverse
+    return rule.apply(scores, k, tau, family)
+
+
+def threshold_backward(grad: Tensor, y: Tensor, family: Family) -> tuple[Tensor, Tensor]:
+    """The gradient in ``u`` and, as a column, in ``k``; differentiable itself."""
+    y = y.to(torch.promote_types(y.dtype, torch.float32))
+    v = family.slope(y)
+    mean = _divide((v * grad).sum(-1, keepdim=True), v.sum(-1, keepdim=True))
+    return v * (grad - mean), mean
+
+
+def _divide(value: Tensor, by: Tensor) -> Tensor:
+    """``value / by``, and 0 where ``by`` is 0: a row that is saturated everywhere does not move."""
+    zero = by == 0
+    return torch.where(zero, 0.0, value) / torch.where(zero, 1.0, by)
+
+
+def _distance(scores: Tensor, t: Tensor) -> Tensor:
+    """How far scores lie above the threshold; nothing for those that cannot move."""
+    away = scores - t
+    return torch.where(away.isfinite(), away, 0.0)

@@ -1,0 +1,48 @@
+"""Euclidean projection onto the k-capped simplex."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from khot.registry import Number, relaxation
+from khot.relaxations._threshold import Family, threshold_topk
+
+EUCLIDEAN = Family(
+    "euclidean",
+    f=lambda u: u.clamp(0, 1),  # not centred: near 0, where small weights live, u keeps its relative precision
+    inverse=lambda y: y,
+    slope=lambda y: ((y > 0) & (y < 1)).to(y.dtype),
+    entropy=lambda y: y * (1 - y) / 2,
+    smooth=False,
+)
+
+
+@relaxation(
+    "euclidean",
+    kind="mask",
+    cost="O(n)",
+    paper="Wang & Lu 2015; Malaviya et al. 2018",
+    grad_k=True,
+    smooth=False,
+    sparse=True,
+    native_half=True,
+)
+def euclidean_topk(scores: Tensor, k: Number, tau: Number = 1.0) -> Tensor:
+    r"""Euclidean top-k: the nearest point of the k-capped simplex, with exact zeros and ones.
+
+    .. math:: y = \arg\min_{y \in [0,1]^n,\ \sum_i y_i = k} \tfrac12 \lVert y - x / \tau \rVert^2
+
+    Args:
+        scores: ``(..., n)``, or any shape with ``dim`` given.
+        k: how many to select; a tensor of shape ``(...)`` receives a gradient.
+        tau: temperature; below the gap between the k-th and the next score the result is the hard top-k.
+
+    Returns:
+        Mask in [0, 1], like ``scores``, that sums to ``k`` along ``dim``.
+
+    Example:
+        >>> euclidean_topk(torch.tensor([3.0, 1.0, 2.5, 2.0]), k=2)
+        tensor([1.0000, 0.0000, 0.7500, 0.2500])
+    """
+    return threshold_topk(scores, k, tau, EUCLIDEAN)

@@ -1,0 +1,48 @@
+"""Gaussian top-k."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from khot.registry import Number, relaxation
+from khot.relaxations._threshold import Family, threshold_topk
+
+
+def _density(y: Tensor) -> Tensor:
+    """The normal density at the normal quantile ``y``: both the slope of the family and its entropy."""
+    inside = (y > 0) & (y < 1)
+    u = torch.special.ndtri(torch.where(inside, y, 0.5))
+    return torch.where(inside, torch.exp(-0.5 * u * u) / math.sqrt(2 * math.pi), 0.0)
+
+
+def _cdf(u: Tensor) -> Tensor:
+    return 0.5 * torch.erfc(u * -math.sqrt(0.5))  # torch.special.ndtr loses the lower tail
+
+
+GAUSSIAN = Family("gaussian", f=_cdf, inverse=torch.special.ndtri, slope=_density, entropy=_density)
+
+
+@relaxation("gaussian", kind="mask", cost="O(n)", paper="the threshold scheme with the normal law", grad_k=True, native_half=True)
+def gaussian_topk(scores: Tensor, k: Number, tau: Number = 1.0) -> Tensor:
+    r"""Gaussian top-k: the threshold scheme with the normal distribution function.
+
+    .. math:: y_i = \Phi(x_i / \tau + c), \quad \textstyle\sum_i y_i = k
+
+    Its tails are lighter than the sigmoid's: far items weigh, and learn, less.
+
+    Args:
+        scores: ``(..., n)``, or any shape with ``dim`` given.
+        k: how many to select; a tensor of shape ``(...)`` receives a gradient.
+        tau: temperature; the limit 0 is the hard top-k.
+
+    Returns:
+        Mask in [0, 1], like ``scores``, that sums to ``k`` along ``dim``.
+
+    Example:
+        >>> gaussian_topk(torch.tensor([3.0, 1.0, 2.0]), k=2, tau=0.5)
+        tensor([0.9997, 0.0747, 0.9256])
+    """
+    return threshold_topk(scores, k, tau, GAUSSIAN)
