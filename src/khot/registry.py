@@ -54,10 +54,13 @@ class Relaxation:
     shift_invariant: bool = True
     hard_limit: bool = True  # tau -> 0 is topk_mask
     ties_equal: bool = True  # equal scores weigh the same
-    infinite: bool = True  # -inf excludes an item, +inf makes it certain
+    complete: bool = True  # k = n selects everything, as does a k beyond the items that are not excluded
+    excludes: bool = True  # -inf excludes an item: weight exactly 0
+    infinite: bool = True  # +inf makes an item certain: weight exactly 1
     deterministic: bool = True
     double_backward: bool = True
     forward_mode: bool = True
+    compiles: bool = True  # torch.compile takes it as one graph
 
     def __str__(self) -> str:
         return self.name
