@@ -92,7 +92,7 @@ def topk_loss(
 
     Example:
         >>> topk_loss(torch.tensor([9.0, -9.0, 9.0]), torch.tensor([1.0, 0.0, 1.0]))
-        tensor(0.0004)
+        tensor(0.0003)
     """
     check_scores(scores, dim)
     check_scores(target, dim, "target")

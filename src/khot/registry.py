@@ -190,7 +190,7 @@ def readable(tensor: Tensor) -> bool:
     """Whether the values can be looked at here without waiting for a device or breaking a trace."""
     if torch.compiler.is_compiling() or tensor.device.type != "cpu":
         return False
-    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor) and type(tensor) in (Tensor, torch.nn.Parameter)
+    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor) and type(tensor) in (Tensor, torch.nn.Parameter)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def column(value: Number, scores: Tensor) -> Number:

@@ -21,7 +21,8 @@ class TopKLoss(nn.Module):
         reduction: Literal["mean", "sum", "none"] = "mean",
     ) -> None:
         super().__init__()
-        self.tau, self.method, self.dim, self.reduction = tau, method, dim, reduction
+        self.tau, self.method, self.dim = tau, method, dim
+        self.reduction: Literal["mean", "sum", "none"] = reduction
 
     def forward(self, scores: Tensor, target: Tensor) -> Tensor:
         return topk_loss(scores, target, self.tau, method=self.method, dim=self.dim, reduction=self.reduction)

@@ -91,7 +91,7 @@ def entmax_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, alpha: float = 
 
     Example:
         >>> entmax_topk(torch.tensor([3.0, 1.0, 2.5, 2.0]), k=2, tau=0.5)
-        tensor([0.9990, 0.0010, 0.7500, 0.2500])
+        tensor([1.0000, 0.0000, 0.7421, 0.2579])
     """
     if not isinstance(alpha, Real) or not 1 <= alpha <= 2:
         raise ValueError(f"alpha must be between 1 (sigmoid) and 2 (euclidean), got {alpha}")

@@ -1,0 +1,61 @@
+# Each target makes .venv if it is not there, installs what it needs, and runs. A stamp per extra keeps the second time quick.
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+ARGS ?=
+export OMP_NUM_THREADS ?= 2
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+SOURCES := pyproject.toml constraints.txt $(wildcard setup.py src/khot/kernels/native/*)
+
+.PHONY: demo test slow bench docs tables lint format clean
+
+demo: $(VENV)/.demo  ## learn which pixels to look at; draws khot-demo.png
+	$(BIN)/khot demo $(ARGS)
+
+test: $(VENV)/.dev  ## laws, oracles, layers, doctests, the README's code
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(ARGS)
+
+slow: $(VENV)/.dev  ## the long tests alone
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m slow $(ARGS)
+
+bench: $(VENV)/.bench  ## make bench ARGS="speed --quick"
+	$(BIN)/python -m bench $(ARGS)
+
+docs: $(VENV)/.docs  ## the site, in site/
+	$(BIN)/python -m khot.tables --check README.md docs
+	$(BIN)/python -m mkdocs build --strict --quiet
+
+tables: $(VENV)/.torch-and-khot  ## write the registry's tables into README.md and docs/
+	$(BIN)/python -m khot.tables README.md docs
+
+lint: $(VENV)/.dev  ## what continuous integration checks besides the tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build site *.egg-info src/*.egg-info
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and by itself, so that the pinned build is there before anything asks for "some torch".
+$(VENV)/.torch: constraints.txt | $(VENV)/bin/python
+	@echo "installing torch (once)"
+	$(PIP) torch
+	@touch $@
+
+$(VENV)/.torch-and-khot: $(SOURCES) $(VENV)/.torch
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.demo $(VENV)/.bench $(VENV)/.docs $(VENV)/.dev: $(VENV)/.%: $(SOURCES) $(VENV)/.torch
+	@echo "installing khot[$*] (once)"
+	$(PIP) -e ".[$*]"
+	@touch $@
