@@ -9,8 +9,12 @@ from khot.registry import RELAXATIONS as RELAXATIONS
 from khot.relaxations.entmax import entmax_topk as entmax_topk
 from khot.relaxations.euclidean import euclidean_topk as euclidean_topk
 from khot.relaxations.gaussian import gaussian_topk as gaussian_topk
+from khot.relaxations.halving import halving_matrix as halving_matrix
+from khot.relaxations.iterative import iterative_matrix as iterative_matrix
 from khot.relaxations.laplace import laplace_topk as laplace_topk
 from khot.relaxations.sigmoid import sigmoid_topk as sigmoid_topk
+from khot.relaxations.softsort import softsort_matrix as softsort_matrix
+from khot.select import select_topk as select_topk
 from khot.soft import gather_topk as gather_topk
 from khot.soft import soft_topk as soft_topk
 from khot.soft import soft_topk_matrix as soft_topk_matrix

@@ -186,6 +186,13 @@ def check_tau(tau: Number, scores: Tensor, dim: int = -1) -> None:
         raise ValueError(f"tau must be positive, got {tau}; for the hard top-k use hard=True or topk_mask")
 
 
+def check_options(name: str, given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    for key in given:
+        if key not in options:
+            known = ", ".join(options) or "none"
+            raise TypeError(f"method {name!r} has no option {key!r}; its options: {known}")
+
+
 def readable(tensor: Tensor) -> bool:
     """Whether the values can be looked at here without waiting for a device or breaking a trace."""
     if torch.compiler.is_compiling() or tensor.device.type != "cpu":
@@ -252,10 +259,7 @@ def _door(
 ) -> Callable[..., Tensor]:
     def entered(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1, **given: Any) -> Tensor:
         check(scores, k, tau, dim=dim, fractional=fractional)
-        for key in given:
-            if key not in options:
-                known = ", ".join(options) or "none"
-                raise TypeError(f"method {name!r} has no option {key!r}; its options: {known}")
+        check_options(name, given, options)
         if not fractional:
             k = int(k)
         if kind == "matrix" and dim not in (-1, scores.ndim - 1):

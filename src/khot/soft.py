@@ -90,10 +90,16 @@ def topk_mask(scores: Tensor, k: Number, *, dim: int = -1) -> Tensor:
 
 
 def topk_matrix(scores: Tensor, k: int) -> Tensor:
-    """The hard top-k as a ``(..., k, n)`` 0/1 matrix, row ``i`` marking the ``i``-th largest; ties to the earlier index."""
-    index = scores.detach().sort(dim=-1, descending=True, stable=True).indices[..., :k]
+    """The hard top-k as a ``(..., k, n)`` 0/1 matrix, row ``i`` marking the ``i``-th largest; ties to the earlier index.
+
+    As in :func:`topk_mask`, -inf is never marked (the rows for which nothing is left are 0) and a nan makes its own matrix nan.
+    """
+    check(scores, k, fractional=False)
+    ordered = scores.detach().sort(dim=-1, descending=True, stable=True)
+    index, mark = ordered.indices[..., : int(k)], (ordered.values[..., : int(k)] > -torch.inf).to(scores.dtype)
     one_hot = torch.zeros(*index.shape, scores.shape[-1], dtype=scores.dtype, device=scores.device)
-    return one_hot.scatter_(-1, index.unsqueeze(-1), 1.0)
+    one_hot = one_hot.scatter(-1, index.unsqueeze(-1), mark.unsqueeze(-1))
+    return one_hot.masked_fill(scores.isnan().any(-1)[..., None, None], torch.nan)
 
 
 def straight_through(hard: Tensor, soft: Tensor) -> Tensor:

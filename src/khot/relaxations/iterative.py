@@ -1,0 +1,80 @@
+"""Iterated softmax with the winners taken out."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from khot.primitives.limits import check_size
+from khot.registry import Number, column, relaxation
+from khot.relaxations._rows import finite_part, mask_by_rows, over, select_by_rows, settle_rows
+
+
+def _rows(scores: Tensor, k: int, tau: Number, alpha: float) -> Callable[[int, int], Tensor]:
+    """A function that makes the rows from ``start`` to ``stop``; all rows are known at once, from the order of the ``k`` largest."""
+    if not alpha > 0:
+        raise ValueError(f"alpha must be positive, got {alpha}; the larger, the harder each row")
+    check_size("iterative", *scores.shape[:-1], k, scores.shape[-1])
+    safe, open_columns = finite_part(scores)
+    index = scores.detach().topk(k).indices
+    turn = torch.full_like(scores, k, dtype=torch.long)
+    turn = turn.scatter(-1, index, torch.arange(k, device=scores.device).expand_as(index))  # the row that takes the item out
+    return functools.partial(_some_rows, scores, safe, open_columns, safe.gather(-1, index), turn, column(tau, scores), alpha)
+
+
+def _some_rows(
+    scores: Tensor, safe: Tensor, open_columns: Tensor, top: Tensor, turn: Tensor, tau: Number, alpha: float, start: int, stop: int
+) -> Tensor:
+    row = torch.arange(start, stop, device=scores.device).unsqueeze(-1)
+    gap = over(top[..., start:stop, None] - safe.unsqueeze(-2), tau)
+    out = ((turn.unsqueeze(-2) < row) | ~open_columns.unsqueeze(-2)) & (turn.unsqueeze(-2) != row)
+    logits = (-alpha * gap.square()).masked_fill(out, -torch.inf)
+    return settle_rows(torch.softmax(logits, -1), scores, start)
+
+
+def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, alpha: float = 2.0) -> Tensor:
+    return mask_by_rows(_rows(scores, k, tau, alpha), scores, k)
+
+
+def _select(x: Tensor, scores: Tensor, k: int, tau: Number = 1.0, *, alpha: float = 2.0) -> Tensor:
+    return select_by_rows(_rows(scores, k, tau, alpha), x, scores, k)
+
+
+@relaxation(
+    "iterative",
+    kind="matrix",
+    cost="O(nk)",
+    paper="Goyal, Neubig, Dyer, Berg-Kirkpatrick 2018",
+    mask=_mask,
+    select=_select,
+    smooth=False,
+    bounded=False,
+    monotone=False,
+    ties_equal=False,
+    complete=False,
+)
+def iterative_matrix(scores: Tensor, k: int, tau: Number = 1.0, *, alpha: float = 2.0) -> Tensor:
+    r"""Continuous relaxation of beam search's top-k: k peaked softmaxes, each without the winners before it.
+
+    .. math:: P_{ij} \propto \exp\bigl(-\alpha (x_{(i)} - x_j)^2 / \tau^2\bigr) \text{ over the items that have not won yet}
+
+    with :math:`x_{(i)}` the i-th largest, which is the largest of those. Equal scores win in any order.
+
+    Args:
+        scores: ``(..., n)``.
+        k: how many rows.
+        tau: temperature, a number or ``(...)``.
+        alpha: how peaked; 2 gives the published figures, large values the hard top-k.
+
+    Returns:
+        ``(..., k, n)``, rows that sum to 1. The columns may sum to more than 1.
+
+    Example:
+        >>> iterative_matrix(torch.tensor([1.0, 3.0, 2.0]), k=2)
+        tensor([[2.9539e-04, 8.8054e-01, 1.1917e-01],
+                [1.1920e-01, 0.0000e+00, 8.8080e-01]])
+    """
+    return _rows(scores, k, tau, alpha)(0, k)
