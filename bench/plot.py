@@ -6,8 +6,10 @@ import argparse
 import importlib
 import sys
 from pathlib import Path
+from typing import Any
 
 from bench.common import load
+from bench.figures._style import style
 
 FIGURES = Path(__file__).parent / "figures"
 DOCS = Path(__file__).parent.parent / "docs" / "figures"
@@ -36,11 +38,14 @@ def draw_one(name: str, out: Path, data: Path | None = None) -> list[Path]:
         return []
     module = importlib.import_module(f"bench.figures.{name}")
     out.mkdir(parents=True, exist_ok=True)
-    written = []
-    for title, figure in module.draw(rows).items():
-        for ending in ("png", "svg"):
-            path = out / f"{title}.{ending}"
-            figure.savefig(path, dpi=160, bbox_inches="tight", metadata={"Date": None} if ending == "svg" else None)
-            written.append(path)
-        sys.stderr.write(f"{out / title}.png\n")
-    return written
+    with style():
+        return [path for title, figure in module.draw(rows).items() for path in _save(figure, out / title)]
+
+
+def _save(figure: Any, stem: Path) -> list[Path]:
+    paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
+    for path in paths:
+        figure.savefig(path, dpi=160, bbox_inches="tight", metadata={"Date": None} if path.suffix == ".svg" else None)
+    figure.clear()
+    sys.stderr.write(f"{paths[0]}\n")
+    return paths

@@ -34,7 +34,7 @@ from bench.common import (
     same,
 )
 from bench.peers import peers
-from bench.timing import gradient_of, limit_memory
+from bench.timing import gradient_of, memory_limit
 
 SHAPES = {"1x1000000": (1, 10**6), "1x100000": (1, 10**5), "16x16384": (16, 16384), "256x32768": (256, 32768), "64x1024": (64, 1024)}
 SHAPES["4096x64"] = (4096, 64)
@@ -79,20 +79,23 @@ def main(argv: list[str]) -> int:
         return linear.run(options)
     if options.kernels == "both":
         return _both(argv, options)
-    limit_memory(options.gigabytes)
     record = recorder("speed", options)
-    cells = _cells(options)
+    with memory_limit(options.gigabytes):
+        _run(options, record)
+    if not options.silent:
+        report(record.rows)
+    return 0
+
+
+def _run(options: argparse.Namespace, record: Recorder) -> None:
     methods = green(_methods(options), record)
     others = _peers(options, record)
     deadline = time.monotonic() + 60 * (options.minutes or (0.8 if options.quick else 15))
-    for cell in progress(cells, f"speed, kernels {_kernels()}"):
+    for cell in progress(_cells(options), f"speed, kernels {_kernels()}"):
         if time.monotonic() > deadline:
             _skip_cell(cell, methods, record)
         else:
             _time_cell(cell, methods, others, options, record)
-    if not options.silent:
-        report(record.rows)
-    return 0
 
 
 def _options() -> argparse.ArgumentParser:
@@ -102,7 +105,7 @@ def _options() -> argparse.ArgumentParser:
     options.add_argument("--dists", help=f"from {', '.join(DISTS)}")
     options.add_argument("--dtypes", help=f"from {', '.join(DTYPES)}")
     options.add_argument("--threads", help="from 1, 2, ...")
-    options.add_argument("--kernels", choices=("both", "on", "off"), default="both", help="native code, the reference, or one after the other")
+    options.add_argument("--kernels", choices=("both", "on", "off"), default="both", help="native code, the reference, or both in turn")
     options.add_argument("--peers", action="store_true", help="other people's implementations too, where they are installed")
     options.add_argument("--linear", action="store_true", help="instead: time per element from n = 10^2 to 10^8")
     options.add_argument("--minutes", type=float, help="time for one setting of the kernels; what is left then gets a row that says so")

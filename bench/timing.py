@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -40,7 +41,9 @@ class Timing:
         return {"seconds": self.median, "low": low, "high": high, "rounds": len(self.times)}
 
 
-def race(candidates: Mapping[str, Call], *, seconds: float = 0.2, rounds: tuple[int, int] = (5, 40), patience: float = 2.0) -> dict[str, Timing]:
+def race(
+    candidates: Mapping[str, Call], *, seconds: float = 0.2, rounds: tuple[int, int] = (5, 40), patience: float = 2.0
+) -> dict[str, Timing]:
     """Time the candidates in turns, round after round, in one run.
 
     Args:
@@ -101,7 +104,7 @@ def affordable(call: Callable[[int, int], object], batch: int, n: int, *, limit:
             now = time.perf_counter() - began
         except (RuntimeError, ValueError, MemoryError) as error:
             return f"fails at ({b}, {m}): {str(error).splitlines()[0][:160]}"
-        if b == 1 and took > 2e-3:
+        if b == 1 and took > 3e-4:
             power = min(3.0, max(1.0, math.log(now / took, 4)))
         took = now
         if took * (next_b / b) * (next_m / m) ** power > limit:
@@ -120,16 +123,21 @@ def _climb(batch: int, n: int) -> list[tuple[int, int]]:
     return [(1, size) for size in reversed(sizes)] + [(b, n) for b in reversed(batches[:-1])]
 
 
-def limit_memory(gigabytes: float) -> None:
+@contextlib.contextmanager
+def memory_limit(gigabytes: float) -> Iterator[None]:
     """Make an allocation beyond this fail as an error, where the system can, instead of ending the process."""
     try:
         import resource
     except ImportError:
+        yield
         return
+    before = resource.getrlimit(resource.RLIMIT_DATA)
     size = int(gigabytes * 2**30)
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    if hard == resource.RLIM_INFINITY or size <= hard:
-        resource.setrlimit(resource.RLIMIT_DATA, (size, hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (size if before[1] < 0 else min(size, before[1]), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 def gradient_of(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Call:

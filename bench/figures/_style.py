@@ -29,15 +29,19 @@ _PARAMETERS = {
 }
 
 
-def subplots(rows: int = 1, columns: int = 1, *, size: tuple[float, float], **given: Any) -> tuple[Any, Any]:
-    """Figure and axes in the common style, without touching the global state of matplotlib."""
+def style() -> Any:
+    """A context in which figures are drawn in the common style; the global state of matplotlib is left as it was."""
     import matplotlib
 
     matplotlib.use("Agg")
+    return matplotlib.rc_context(_PARAMETERS)
+
+
+def subplots(rows: int = 1, columns: int = 1, *, size: tuple[float, float], **given: Any) -> tuple[Any, Any]:
+    """Figure and axes."""
     import matplotlib.pyplot as plt
 
-    with plt.rc_context(_PARAMETERS):
-        return plt.subplots(rows, columns, figsize=size, layout="constrained", **given)
+    return plt.subplots(rows, columns, figsize=size, layout="constrained", **given)
 
 
 def look(index: int) -> dict[str, Any]:

@@ -43,7 +43,9 @@ def _by_shape(rows: list[dict[str, Any]]) -> Any:
     plain_log(axes.flat[0].xaxis, [0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000])
     for axis in axes[-1]:
         axis.set_xlabel("time, as a multiple of torch.softmax")
-    figure.suptitle("Soft top-k against softmax (float32, 1 thread, k = n/16, normal scores): ● forward  ○ forward + backward", x=0.01, ha="left")
+    figure.suptitle(
+        "Soft top-k against softmax (float32, 1 thread, k = n/16, normal scores): ● forward  ○ forward + backward", x=0.01, ha="left"
+    )
     foot(figure, plain)
     return figure
 
