@@ -56,7 +56,8 @@ def native_available() -> bool:
         from khot import kernels
     except ImportError:
         return False
-    return bool(kernels.available())
+    there = getattr(kernels, "available", bool)
+    return kernels.enabled() and bool(there())
 
 
 def _cpu_model() -> str:
