@@ -53,6 +53,7 @@ class Relaxation:
     monotone: bool = True  # a larger score never weighs less
     shift_invariant: bool = True
     hard_limit: bool = True  # tau -> 0 is topk_mask
+    scale_free: bool = True  # depends on scores / tau alone, so that huge scores are the hard top-k at any tau
     ties_equal: bool = True  # equal scores weigh the same
     complete: bool = True  # k = n selects everything, as does a k beyond the items that are not excluded
     excludes: bool = True  # -inf excludes an item: weight exactly 0
