@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -91,10 +91,8 @@ def _solved(scores: Tensor, heights: Tensor, k: int, tau: Number) -> Tensor:
 
 def _stacked(tau: Number, like: Tensor, rows: tuple[int, ...]) -> Number:
     """A temperature per row, repeated for the ``k`` rows of the matrix."""
-    wide = column(tau, like)
-    if not isinstance(wide, Tensor):
-        return wide
-    return wide.unsqueeze(-2).expand(rows)
+    wide: Any = column(tau, like)
+    return wide.unsqueeze(-2).expand(rows) if isinstance(wide, Tensor) else wide
 
 
 def _fixed(scores: Tensor, heights: Tensor, k: int, tau: Number) -> Tensor:
