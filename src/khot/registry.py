@@ -53,7 +53,6 @@ class Relaxation:
     monotone: bool = True  # a larger score never weighs less
     shift_invariant: bool = True
     hard_limit: bool = True  # tau -> 0 is topk_mask
-    scale_free: bool = True  # depends on scores / tau alone, so that huge scores are the hard top-k at any tau
     ties_equal: bool = True  # equal scores weigh the same
     complete: bool = True  # k = n selects everything, as does a k beyond the items that are not excluded
     excludes: bool = True  # -inf excludes an item: weight exactly 0
@@ -72,7 +71,7 @@ class Design:
     """One row of the table of sampling designs: fixed-size samples with prescribed inclusion probabilities."""
 
     name: str
-    draw: Callable[..., Tensor]  # unchecked (probs, *, generator, **options) -> 0/1 like probs, along the last dimension
+    draw: Callable[..., Tensor]  # unchecked (probs, k, *, generator, **options) -> 0/1 like probs; k is (..., 1)
     options: Mapping[str, Any]
     cost: str
     paper: str
@@ -80,6 +79,7 @@ class Design:
     fixed_size: bool = True
     log_prob: bool = False  # the probability of a sample has a closed form that is offered
     positive_joint: bool = True  # every pair has a positive joint probability
+    many: bool = False  # draw takes num_samples and prepares once for all of them
     note: str = ""
     extras: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
@@ -124,11 +124,13 @@ def relaxation(
 
 
 def design(name: str, *, cost: str, paper: str, exact: bool, **properties: Any) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """File the decorated ``(probs, *, generator, **options)`` under ``name`` in the table of designs."""
+    """File the decorated ``(probs, k, *, generator, **options)`` under ``name`` in the table of designs."""
 
     def file(body: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        options = {key: value for key, value in _options(body).items() if key != "generator"}
-        _designs[name] = Design(name=name, draw=body, options=options, cost=cost, paper=paper, exact=exact, **properties)
+        options = _options(body)
+        options.pop("generator", None)
+        many = options.pop("num_samples", None) is not None
+        _designs[name] = Design(name=name, draw=body, options=options, cost=cost, paper=paper, exact=exact, many=many, **properties)
         return body
 
     return file
@@ -145,25 +147,9 @@ def find(table: Mapping[str, Any], name: str, what: str = "method") -> Any:
 
 def check(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1, fractional: bool = True) -> None:
     """Raise unless ``(scores, k, tau)`` is something to select from. Tensors that cannot be read here pass."""
-    if _is_plain(scores, k, tau, dim, fractional):
-        return
     check_scores(scores, dim)
     check_k(k, scores, dim, fractional)
     check_tau(tau, scores, dim)
-
-
-def _is_plain(scores: Tensor, k: Number, tau: Number, dim: int, fractional: bool) -> bool:
-    """Whether this is the ordinary call with two numbers, in one expression: the checks below cost as much as a small softmax."""
-    return (
-        type(scores) is Tensor
-        and type(k) in (int, float)
-        and type(tau) in (int, float)
-        and tau > 0
-        and -(scores.ndim) <= dim < scores.ndim
-        and 0 <= k <= scores.shape[dim]
-        and (fractional or type(k) is int)
-        and scores.is_floating_point()
-    )
 
 
 def check_scores(scores: Tensor, dim: int = -1, name: str = "scores") -> None:

@@ -1,1 +1,0 @@
-"""One file of figures per benchmark: ``draw(rows) -> {name: figure}``."""

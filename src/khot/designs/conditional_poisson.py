@@ -1,0 +1,57 @@
+"""Conditional Poisson sampling, calibrated."""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor
+
+from khot.primitives.calibrate import calibrate
+from khot.primitives.poisson_binomial import draw_subsets, log_partition
+from khot.registry import design
+
+
+def conditional_poisson_log_prob(probs: Tensor, sample: Tensor) -> Tensor:
+    """``(..., n), (..., n) -> (...)`` in float64; -inf for a sample that cannot be drawn."""
+    k = probs.sum(-1, keepdim=True, dtype=torch.float64).round().long()
+    logits = calibrate(probs, k)
+    return subset_log_prob(logits, k, sample, log_partition(logits, k))
+
+
+def subset_log_prob(logits: Tensor, k: Tensor, sample: Tensor, log_total: Tensor) -> Tensor:
+    """The log of a subset's weight over the total; certain items weigh nothing and must be there, excluded ones must not."""
+    weight = torch.where(logits.isfinite(), logits, 0.0)
+    wrong = ((logits == torch.inf) & (sample == 0) | (logits == -torch.inf) & (sample != 0)).any(-1)
+    wrong = wrong | (sample.sum(-1) != k.squeeze(-1))
+    return ((weight * sample).sum(-1) - log_total).masked_fill(wrong, -torch.inf)
+
+
+@design(
+    "conditional_poisson",
+    cost="O(nk) a step of calibration",
+    paper="Hajek 1964; Chen, Dempster and Liu 1994",
+    exact=True,
+    log_prob=True,
+    note="maximum entropy",
+    extras={"log_prob": conditional_poisson_log_prob},
+)
+def conditional_poisson(probs: Tensor, k: Tensor, *, generator: Generator | None = None, num_samples: int = 1) -> Tensor:
+    r"""The design of maximum entropy: independent coins, given that ``k`` of them show heads.
+
+    .. math:: p(s) \propto \exp \textstyle\sum_{i \in s} \lambda_i
+
+    with the logits calibrated such that the inclusion probabilities are ``probs``. :class:`khot.distributions.KSubset` is the same
+    with its logits given.
+
+    Args:
+        probs: ``(..., n)`` in [0, 1].
+        k: ``(..., 1)`` whole numbers, the rows' sums.
+        num_samples: how many masks of every row.
+
+    Returns:
+        0/1 of shape ``(num_samples, *probs.shape)``.
+
+    Example:
+        >>> conditional_poisson(torch.tensor([0.5, 0.5, 1.0, 0.0]), torch.tensor([2])).sum()
+        tensor(2.)
+    """
+    return draw_subsets(calibrate(probs, k), k, num_samples, generator).to(probs.dtype)

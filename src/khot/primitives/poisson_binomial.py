@@ -1,0 +1,225 @@
+r"""How many of independent coins show heads, and which: the sums over all k-subsets behind conditional Poisson sampling.
+
+The weight of a subset is :math:`\exp \sum_{i \in s} \lambda_i`, and the sum over all subsets of size k is the elementary symmetric
+polynomial :math:`e_k(\exp\lambda)`. Its terms span more than any floating-point format. A common shift of all :math:`\lambda_i`
+changes the weights of all k-subsets alike, so take one at which the coins :math:`p_i = \sigma(\lambda_i - t)` expect about k heads:
+
+.. math:: \log e_k(\exp \lambda) = k t + \sum_i \log(1 + e^{\lambda_i - t}) + \log \Pr[\textstyle\sum_i z_i = k] .
+
+The mode of a sum of coins lies within 1 of its mean, at an integer mean it is the mean (Darroch 1964), so the last probability is
+of the order of 1/n at least: nothing that matters can underflow. It comes from a tree of products of small polynomials (the distribution of the number of heads in each half), truncated
+at degree k: O(nk) multiplications in log2(n) rounds, all of non-negative numbers. Gradients go through the same tree, samples come
+down it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor
+from torch.nn.functional import pad, softplus
+
+from khot.primitives.polynomial import product, raw_product
+from khot.primitives.root import wide_dtype
+
+
+class Coins(NamedTuple):
+    """The tilted coins of ``R`` rows."""
+
+    tails_heads: Tensor  # (2, n, R)
+    log_odds: Tensor  # (n, R), of the free coins
+    k: Tensor  # (R,) how many heads
+    log_scale: Tensor  # (R,) log e_k = log_scale + log Pr[k heads]
+
+
+def tilt(logits: Tensor, k: Tensor) -> Coins:
+    """The coins of every row at the shift where they expect ``k`` heads; -inf never shows heads, +inf always.
+
+    Args:
+        logits: ``(..., n)``.
+        k: ``(..., 1)`` whole numbers.
+    """
+    x = logits.to(wide_dtype(logits)).reshape(-1, logits.shape[-1])
+    k = k.expand(*logits.shape[:-1], 1).reshape(-1, 1).to(x.device)
+    free, certain = x.isfinite(), x == torch.inf
+    rest = k - certain.sum(-1, keepdim=True)
+    x = torch.where(free, x, 0.0)
+    t, s = _shift(x.detach(), rest, free)
+    u = x - t + s
+    scale = rest.squeeze(-1) * (t - s).squeeze(-1) + torch.where(free, softplus(u, threshold=40), 0.0).sum(-1)
+    heads = torch.where(free, torch.sigmoid(u), certain.to(u.dtype))
+    tails = torch.where(free, torch.sigmoid(-u), (~certain).to(u.dtype))
+    return Coins(torch.stack((tails.T, heads.T)), u.T, k.squeeze(-1), scale)
+
+
+def _shift(x: Tensor, k: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
+    """``t`` and ``s`` with ``sum sigmoid(x - t + s)`` within 1/4 of ``k``, which is near enough to the mode.
+
+    ``t`` is the k-th largest, near which differences are exact however large the logits; ``s`` is then of the order of log n.
+    """
+    n, size = x.shape[-1], free.sum(-1, keepdim=True)
+    x = torch.where(free, x, -torch.inf)
+    top = x.topk(min(n, max(1, int(k.max()) if k.numel() else 1))).values
+    t = top.gather(-1, (k - 1).clamp(0, top.shape[-1] - 1))
+    t = torch.where(t.isfinite(), t, 0.0)
+    shift = _near_shift(x - t, k.to(x.dtype), n)
+    # Where none or all of the free coins are heads it would be infinite; far away is as good.
+    return t, -torch.where(k <= 0, 40.0, torch.where(k >= size, -40.0, shift))
+
+
+def _near_shift(x: Tensor, k: Tensor, n: int) -> Tensor:
+    """Newton inside a bracket that holds when the k-th largest is 0."""
+    low, high = -(4 * k.clamp(min=1)).log() - 1, torch.full_like(k, math.log(n) + 1)
+    shift = torch.zeros_like(k)
+    for _ in range(40):
+        p = torch.sigmoid(x - shift)
+        excess = p.sum(-1, keepdim=True) - k
+        far = excess.abs() > 0.25
+        if not bool(far.any()):
+            break
+        low, high = torch.where(excess > 0, shift, low), torch.where(excess > 0, high, shift)
+        newton = shift + excess / (p * (1 - p)).sum(-1, keepdim=True)
+        newton = torch.where((newton > low) & (newton < high), newton, (low + high) / 2)
+        shift = torch.where(far, newton, shift)
+    return shift
+
+
+def levels_of(leaves: Tensor, size: int, multiply: Callable[..., Tensor] = product) -> list[Tensor]:
+    """The tree from the leaves up: level ``l`` holds ``(min(2**l, size) + 1, nodes, R)``, the root one node."""
+    levels = [leaves]
+    while levels[-1].shape[1] > 1:
+        a, b = _halves(levels[-1])
+        levels.append(multiply(a, b, 0, min(2 * (a.shape[0] - 1), size) + 1))
+    return levels
+
+
+def _halves(nodes: Tensor) -> tuple[Tensor, Tensor]:
+    """Any pairing of the nodes will do; an odd one meets the polynomial 1."""
+    half = (nodes.shape[1] + 1) // 2
+    left, right = nodes[:, :half], nodes[:, half:]
+    if right.shape[1] < half:
+        one = torch.zeros_like(nodes[:, :1])
+        one[0] = 1.0
+        right = torch.cat((right, one), 1)
+    return left, right
+
+
+def _fewer(tails_heads: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows that want more than half heads count tails instead."""
+    n = tails_heads.shape[1]
+    many = 2 * k > n
+    return torch.where(many, tails_heads.flip(0), tails_heads), torch.where(many, n - k, k), many
+
+
+def log_heads(tails_heads: Tensor, k: Tensor) -> Tensor:
+    """``log Pr[k heads]`` of each row, ``(2, n, R), (R,) -> (R,)``; a function of its first argument of any 2 n numbers >= 0."""
+    leaves, k, _ = _fewer(tails_heads, k)
+    root = levels_of(leaves, int(k.max()) if k.numel() else 0)[-1].squeeze(1)
+    root = pad(root, (0, 0, 0, max(0, int(k.max()) + 1 - root.shape[0]) if k.numel() else 0))
+    return root.gather(0, k.unsqueeze(0)).squeeze(0).log()
+
+
+def log_partition(logits: Tensor, k: Tensor) -> Tensor:
+    r""":math:`\log e_k(\exp\lambda)`, the log of the sum over all k-subsets, differentiable any number of times.
+
+    Args:
+        logits: ``(..., n)``; -inf excludes an item, +inf makes it certain (and adds nothing to the sum).
+        k: ``(..., 1)`` whole numbers.
+
+    Returns:
+        ``(...)`` in float64.
+
+    Example:
+        >>> log_partition(torch.tensor([1.0, 2.0, 3.0]).log(), torch.tensor([2])).exp().float()  # 1*2 + 1*3 + 2*3
+        tensor(11.)
+    """
+    coins = tilt(logits, k)
+    return (coins.log_scale + log_heads(coins.tails_heads, coins.k)).reshape(logits.shape[:-1])
+
+
+class Marginals(NamedTuple):
+    """Inclusion probabilities and their log-odds, both ``(..., n)`` in float64."""
+
+    probs: Tensor
+    log_odds: Tensor
+
+
+def marginals(logits: Tensor, k: Tensor) -> Marginals:
+    r"""The inclusion probabilities :math:`\pi_i = \partial \log e_k / \partial \lambda_i`, each right to a few units in its last place.
+
+    ``Pr[k heads]`` is linear in each coin, :math:`p_i A_i + (1 - p_i) B_i`, so that :math:`\pi_i = p_i A_i / \Pr` comes without
+    subtraction.
+
+    Args:
+        logits: ``(..., n)``.
+        k: ``(..., 1)`` whole numbers.
+
+    Example:
+        >>> marginals(torch.logit(torch.tensor([0.3, 0.6, 0.5, 0.2])), torch.tensor([2])).probs.float()
+        tensor([0.3568, 0.7622, 0.6595, 0.2216])
+    """
+    coins = tilt(logits, k)
+    slopes = torch.func.grad(lambda leaves: log_heads(leaves, coins.k).sum())(coins.tails_heads)
+    probs = (coins.tails_heads[1] * slopes[1]).clamp(0, 1)
+    log_odds = coins.log_odds + slopes[1].log() - slopes[0].log()
+    return Marginals(probs.T.reshape(logits.shape), log_odds.T.reshape(logits.shape))
+
+
+@torch.no_grad()
+def draw_subsets(logits: Tensor, k: Tensor, num_samples: int, generator: Generator | None = None) -> Tensor:
+    """Exact samples of k-subsets with weights ``exp`` of the sum of their logits.
+
+    From the root of the tree down, a node's heads are divided between its halves; log2(n) rounds for the whole batch.
+
+    Args:
+        logits: ``(..., n)``.
+        k: ``(..., 1)`` whole numbers.
+        num_samples: how many for each row.
+
+    Returns:
+        0/1 of shape ``(num_samples, ..., n)``, dtype of ``logits``.
+
+    Example:
+        >>> draw_subsets(torch.tensor([0.0, 1.0, -torch.inf]), torch.tensor([2]), 2)
+        tensor([[1., 1., 0.],
+                [1., 1., 0.]])
+    """
+    coins = tilt(logits, k)
+    leaves, few, many = _fewer(coins.tails_heads, coins.k)
+    levels = levels_of(leaves, int(few.max()) if few.numel() else 0, raw_product)
+    heads = few.expand(1, num_samples, -1)  # (nodes, S, R)
+    for children in reversed(levels[:-1]):
+        heads = _split(children, heads, generator)
+    heads = torch.where(many, 1 - heads, heads)
+    return heads.permute(1, 2, 0).reshape(num_samples, *logits.shape).to(logits.dtype)
+
+
+def _split(children: Tensor, heads: Tensor, generator: Generator | None) -> Tensor:
+    """Divide each node's heads between its halves: j to the left with probability in proportion to ``left_j right_{heads-j}``."""
+    left, right = _halves(children)
+    top = left.shape[0] - 1
+    j = torch.arange(top + 1, device=heads.device).view(-1, 1, 1, 1)
+    others = heads - j  # (top + 1, nodes, S, R)
+    shape = (-1, -1, heads.shape[1], -1)
+    weight = right.unsqueeze(2).expand(shape).gather(0, others.clamp(0, top)) * left.unsqueeze(2)
+    cumulative = weight.mul_((others >= 0) & (others <= top)).cumsum(0)
+    u = torch.rand(heads.shape, dtype=weight.dtype, device=heads.device, generator=generator)
+    # Below the total even after rounding, so that the chosen j has a positive weight.
+    threshold = cumulative[-1] * u.clamp_(max=1 - 4 * torch.finfo(u.dtype).eps)
+    first = (cumulative <= threshold).sum(0).clamp(max=top)
+    return torch.cat((first, heads - first))[: children.shape[1]]
+
+
+def log_partition_recursion(logits: Tensor, k: int) -> Tensor:
+    r""":func:`log_partition` by the textbook recursion in the log domain, one item at a time: slow, simple, the oracle.
+
+    .. math:: \log e_j(x_1 .. x_i) = \operatorname{logaddexp}(\log e_j(x_1 .. x_{i-1}),\ \lambda_i + \log e_{j-1}(x_1 .. x_{i-1}))
+    """
+    row = torch.full((*logits.shape[:-1], k + 1), -torch.inf, dtype=logits.dtype, device=logits.device)
+    row[..., 0] = 0.0
+    for logit in logits.unbind(-1):
+        row = torch.cat((row[..., :1], torch.logaddexp(row[..., 1:], row[..., :-1] + logit.unsqueeze(-1))), -1)
+    return row[..., k]

@@ -1,0 +1,171 @@
+"""The sampling verbs: random k-hot masks whose expectation is a soft mask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from khot.primitives.root import wide_dtype
+from khot.registry import DESIGNS, RELAXATIONS, Design, Number, check_scores, find, readable
+from khot.soft import straight_through
+
+_SINGLE = torch.finfo(torch.float32).eps  # double precision is often made from single
+_ROUNDINGS = 16  # how many roundings of the sum, in units of eps * k, still count as a whole number
+
+
+def sample(
+    probs: Tensor,
+    *,
+    design: str = "systematic",
+    generator: Generator | None = None,
+    dim: int = -1,
+    num_samples: int | None = None,
+    k: int | None = None,
+    **options: Any,
+) -> Tensor:
+    r"""A random k-hot mask with prescribed inclusion probabilities.
+
+    .. math:: z \in \{0, 1\}^n, \quad \textstyle\sum_i z_i = k, \quad \mathbb{E}[z] = \pi
+
+    Args:
+        probs: any shape, in [0, 1], with a whole sum k along ``dim`` that may differ between rows.
+        design: a name in :data:`khot.DESIGNS`; its row says whether the probabilities are exact and the size is fixed.
+        generator: source of random numbers.
+        dim: the dimension to sample along.
+        num_samples: how many independent masks; they are stacked in front.
+        k: the sum, where it shall be checked, or where half precision leaves it in doubt.
+        options: the design's own.
+
+    Returns:
+        0/1 mask like ``probs``, without gradient; ``(num_samples, *probs.shape)`` where ``num_samples`` is given.
+
+    Example:
+        >>> z = sample(torch.tensor([0.2, 0.7, 0.8, 0.3, 1.0, 0.0]), num_samples=1000)
+        >>> z.sum(-1).unique()
+        tensor([3.])
+        >>> (z.mean(0) - torch.tensor([0.2, 0.7, 0.8, 0.3, 1.0, 0.0])).abs().max() < 0.1
+        tensor(True)
+    """
+    row = find(DESIGNS, design, "design")
+    check_scores(probs, dim, "probs")
+    x = _work(probs, dim)
+    _check_range(x)
+    total = x.sum(-1, keepdim=True, dtype=wide_dtype(x))
+    size = total.round().long() if k is None else torch.full_like(total, k, dtype=torch.long)
+    if row.fixed_size:
+        _check_sum(total, size, probs.dtype, x.shape[-1], k)
+    return _draw(row, x, size, generator, num_samples, options).to(probs.dtype).movedim(-1, dim)
+
+
+def sample_topk(
+    scores: Tensor,
+    k: Number,
+    tau: Number = 1.0,
+    *,
+    method: str = "sigmoid",
+    design: str = "systematic",
+    generator: Generator | None = None,
+    dim: int = -1,
+    num_samples: int | None = None,
+    design_options: dict[str, Any] | None = None,
+    **options: Any,
+) -> Tensor:
+    r"""A random k-hot mask whose expectation and gradient are those of the soft top-k.
+
+    Args:
+        scores: any shape; -inf is never drawn, +inf always.
+        k: how many to draw along ``dim``; a fraction draws the whole number below or above, with ``k`` as the mean.
+        tau: temperature; towards 0 the draw is the hard top-k.
+        method: a name in :data:`khot.RELAXATIONS` whose mask sums to k.
+        design: a name in :data:`khot.DESIGNS`.
+        generator: source of random numbers.
+        dim: the dimension to select along.
+        num_samples: how many independent masks; they are stacked in front.
+        design_options: the design's own options, e.g. ``{"order": "fixed"}``.
+        options: the method's own.
+
+    Returns:
+        0/1 mask like ``scores`` (``(num_samples, *scores.shape)`` where that is given), with the gradient of
+        :func:`khot.soft_topk`: for designs with exact probabilities that gradient is unbiased for objectives affine in the mask.
+
+    Example:
+        >>> scores = torch.tensor([1.0, 4.0, 2.0, 3.0], requires_grad=True)
+        >>> mask = sample_topk(scores, k=2, tau=0.5)
+        >>> mask.sum().item()
+        2.0
+        >>> (mask * torch.tensor([0.0, 1.0, 2.0, 3.0])).sum().backward()
+        >>> scores.grad
+        tensor([-0.1921, -0.1018, -0.0497,  0.3436])
+    """
+    row = find(DESIGNS, design, "design")
+    method_row = find(RELAXATIONS, method)
+    if not (method_row.sums_to_k and method_row.bounded):
+        raise ValueError(f"method {method!r} gives no probabilities that sum to k; choose one whose row says sums_to_k and bounded")
+    soft = method_row.topk(scores, k, tau, dim=dim, **options)
+    hard = _draw_soft(row, _work(soft, dim), k, generator, num_samples, design_options or {})
+    return straight_through(hard.to(soft.dtype).movedim(-1, dim), soft)
+
+
+def _draw_soft(
+    row: Design, soft: Tensor, k: Number, generator: Generator | None, num_samples: int | None, options: dict[str, Any]
+) -> Tensor:
+    """Sample a soft mask known to sum to ``k``; a fraction is filled up by a phantom item that is dropped again."""
+    lost = soft.isnan().any(-1, keepdim=True)
+    soft = soft.masked_fill(lost, 0.0)
+    total = soft.sum(-1, keepdim=True, dtype=wide_dtype(soft))
+    wanted = torch.as_tensor(k, device=soft.device).detach().expand(soft.shape[:-1]).unsqueeze(-1).to(total.dtype)
+    # Where fewer than k items take part, all of them are drawn.
+    wanted = torch.where((total - wanted).abs() < 0.5, wanted, total.round())
+    size = wanted.ceil()
+    if isinstance(k, int) or readable(size) and bool((size == wanted).all()):
+        out = _draw(row, soft, size.long(), generator, num_samples, options)
+    else:
+        phantom = (size - wanted).to(soft.dtype)
+        out = _draw(row, torch.cat((soft, phantom), -1), size.long(), generator, num_samples, options)[..., :-1]
+    return out.masked_fill(lost, torch.nan)
+
+
+def _draw(
+    row: Design, probs: Tensor, size: Tensor, generator: Generator | None, num_samples: int | None, options: dict[str, Any]
+) -> Tensor:
+    for key in options:
+        if key not in row.options:
+            raise TypeError(f"design {row.name!r} has no option {key!r}; its options: {', '.join(row.options) or 'none'}")
+    if num_samples is not None and num_samples < 0:
+        raise ValueError(f"num_samples must be at least 0, got {num_samples}")
+    shape = probs.shape if num_samples is None else (num_samples, *probs.shape)
+    if 0 in shape:
+        return probs.new_zeros(shape)
+    if row.many:
+        return row.draw(probs, size, generator=generator, num_samples=num_samples or 1, **options).view(shape)
+    return row.draw(probs.expand(shape), size.expand(*shape[:-1], 1), generator=generator, **options)
+
+
+def _work(probs: Tensor, dim: int) -> Tensor:
+    """Last dimension, single precision or better, no gradient."""
+    return probs.detach().movedim(dim, -1).to(torch.promote_types(probs.dtype, torch.float32))
+
+
+def _check_range(probs: Tensor) -> None:
+    if readable(probs) and not bool(((probs >= 0) & (probs <= 1)).all()):
+        if bool(probs.isnan().any()):
+            raise ValueError("probs must not contain nan; sample_topk(scores, k) keeps a nan in its own row")
+        low, high = probs.aminmax()
+        raise ValueError(f"probs must lie in [0, 1], got values from {low:g} to {high:g}; sample_topk(scores, k) takes any scores")
+
+
+def _check_sum(total: Tensor, size: Tensor, dtype: torch.dtype, n: int, k: int | None) -> None:
+    if not readable(total) or total.numel() == 0:
+        return
+    if k is not None and not 0 <= k <= n:
+        raise ValueError(f"k must be between 0 and n={n}, got {k}")
+    allowed = (_ROUNDINGS * max(torch.finfo(dtype).eps, _SINGLE) * total.clamp(min=1)).clamp(max=0.25 if k is None else 0.5)
+    off = (total - size).abs() > allowed
+    if bool(off.any()):
+        worst = total[off][0].item()
+        must = "a whole number" if k is None else f"k={k}"
+        raise ValueError(
+            f"probs must sum to {must} along dim, got a sum of {worst:.9g}; sample_topk(scores, k) makes probabilities that do"
+        )

@@ -1,0 +1,306 @@
+"""Designs against enumeration: inclusion and joint probabilities, sizes, and what is expected to fail."""
+
+from fractions import Fraction
+from itertools import combinations, permutations, product
+
+import pytest
+import torch
+from scipy import stats
+
+import khot
+from khot.designs import brewer as brewer_design
+from khot.designs.brewer import brewer_weights
+from khot.primitives.fixed_point import fixed_point
+
+PI = torch.tensor([0.2, 0.7, 0.8, 0.5, 0.4, 0.4], dtype=torch.float64)
+HARD = torch.tensor([1.0, 0.0, 1e-6, 1 - 1e-6, 0.35, 0.65, 0.25, 0.75], dtype=torch.float64)
+ROWS = list(khot.DESIGNS.values())
+EXACT = [row for row in ROWS if row.exact]
+FIXED = [row for row in ROWS if row.fixed_size]
+
+
+def subsets(n: int, k: int) -> torch.Tensor:
+    masks = torch.zeros(len(list(combinations(range(n), k))), n, dtype=torch.float64)
+    for row, chosen in zip(masks, combinations(range(n), k)):
+        row[list(chosen)] = 1.0
+    return masks
+
+
+def moments(masks: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.testing.assert_close(weights.sum(), torch.tensor(1.0, dtype=weights.dtype), rtol=1e-10, atol=0)
+    return weights @ masks, masks.T @ (weights.unsqueeze(-1) * masks)
+
+
+def entropy(masks: torch.Tensor, weights: torch.Tensor) -> float:
+    total: dict[tuple, float] = {}
+    for mask, weight in zip(masks.tolist(), weights.tolist()):
+        total[tuple(mask)] = total.get(tuple(mask), 0.0) + weight
+    return float(stats.entropy(list(total.values())))
+
+
+def sen_yates_grundy(joint: torch.Tensor) -> bool:
+    pi = joint.diagonal()
+    off = ~torch.eye(len(pi), dtype=torch.bool)
+    return bool((torch.outer(pi, pi) - joint)[off].min() >= -1e-12)
+
+
+def enumerate_systematic(pi: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sampler itself, run at the middle of every interval of starts between which nothing changes."""
+    edges = torch.cat(((-pi.cumsum(-1)).remainder(1.0), torch.tensor([0.0, 1.0]))).sort().values.unique()
+    middles, lengths = (edges[1:] + edges[:-1]) / 2, edges.diff()
+    monkeypatch.setattr(torch, "randint", lambda high, size, **_: (middles * high).long().view(size))
+    masks = khot.sample(pi, design="systematic", order="fixed", num_samples=len(middles))
+    monkeypatch.undo()
+    return masks, lengths
+
+
+def enumerate_pivotal(pi: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sampler itself on every pattern of won and lost duels, weighted by the odds of the textbook."""
+    n = len(pi)
+    wins = torch.tensor(list(product([True, False], repeat=n - 1)))
+    used = 0
+
+    def rand(size, **_):
+        nonlocal used
+        used += size[-1]
+        return torch.where(wins[:, used - size[-1] : used], 1e-300, 1 - 2.0**-52).double()
+
+    monkeypatch.setattr(torch, "rand", rand)
+    masks = khot.sample(pi, design="pivotal", order="fixed", num_samples=len(wins))
+    monkeypatch.undo()
+    cumulative, bits = fixed_point(pi, pi.sum().round().long().view(1))
+    units = cumulative.diff(prepend=torch.zeros(1, dtype=torch.int64)).tolist()
+    return masks, torch.tensor([_path(units, pattern, 1 << bits) for pattern in wins.tolist()], dtype=torch.float64)
+
+
+def _path(values: list[int], wins: list[bool], one: int) -> float:
+    """The probability of one pattern, in exact arithmetic."""
+    weight = Fraction(1)
+    while len(values) > 1:
+        fresh = []
+        for a, b in zip(values[0::2], values[1::2]):
+            if a + b <= one:
+                chance = Fraction(a, a + b) if a + b else Fraction(0)
+            else:
+                chance = Fraction(one - b, 2 * one - a - b) if a + b < 2 * one else Fraction(0)
+            weight *= chance if wins.pop(0) else 1 - chance
+            fresh.append(a + b if a + b <= one else a + b - one)
+        values = fresh + values[len(fresh) * 2 :]
+    return float(weight)
+
+
+def enumerate_brewer(pi: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every sequence of draws with the sampler's own weights."""
+    weights: dict[tuple, float] = {}
+
+    def go(p: torch.Tensor, chosen: tuple, weight: float, left: int) -> None:
+        if left == 0:
+            weights[tuple(sorted(chosen))] = weights.get(tuple(sorted(chosen)), 0.0) + weight
+            return
+        odds = brewer_weights(p, p.sum(), torch.tensor(float(left)))
+        for i in p.nonzero().flatten().tolist():
+            go(p.scatter(0, torch.tensor(i), 0.0), (*chosen, i), weight * float(odds[i] / odds.sum()), left - 1)
+
+    certain = tuple((pi >= 1).nonzero().flatten().tolist())
+    go(torch.where(pi >= 1, 0.0, pi), certain, 1.0, round(float(pi.sum())) - len(certain))
+    masks = torch.zeros(len(weights), len(pi), dtype=torch.float64)
+    for row, chosen in zip(masks, weights):
+        row[list(chosen)] = 1.0
+    return masks, torch.tensor(list(weights.values()), dtype=torch.float64)
+
+
+def by_log_prob(name: str, pi: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    masks = subsets(len(pi), round(float(pi.sum())))
+    return masks, khot.DESIGNS[name].extras["log_prob"](pi.expand_as(masks), masks).exp()
+
+
+def over_orders(enumerate_one, pi: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tensor, torch.Tensor]:
+    masks, weights = [], []
+    orders = list(permutations(range(len(pi))))
+    for order in orders:
+        place = torch.tensor(order)
+        mask, weight = enumerate_one(pi[place], monkeypatch)
+        masks.append(mask[:, place.argsort()])
+        weights.append(weight / len(orders))
+    return torch.cat(masks), torch.cat(weights)
+
+
+def enumerated(name: str, pi: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tensor, torch.Tensor]:
+    if name == "systematic":
+        return enumerate_systematic(pi, monkeypatch)
+    if name == "pivotal":
+        return enumerate_pivotal(pi, monkeypatch)
+    if name == "brewer":
+        return enumerate_brewer(pi)
+    if name == "poisson":
+        masks = torch.tensor(list(product([0.0, 1.0], repeat=len(pi))), dtype=torch.float64)
+        return masks, khot.DESIGNS[name].extras["log_prob"](pi.expand_as(masks), masks).exp()
+    return by_log_prob(name, pi)
+
+
+@pytest.mark.parametrize("pi", [PI, HARD], ids=["plain", "hard"])
+@pytest.mark.parametrize("row", EXACT, ids=str)
+def test_inclusion_probabilities_are_exact(row, pi, monkeypatch):
+    first, joint = moments(*enumerated(row.name, pi, monkeypatch))
+    torch.testing.assert_close(first, pi, rtol=0, atol=1e-10)
+    if row.fixed_size:
+        torch.testing.assert_close(joint.sum(-1), pi.sum() * pi, rtol=0, atol=1e-9)
+
+
+TABLE = {  # smallest joint probability and entropy, theory of the designs for PI
+    "conditional_poisson": (0.0475, 2.5730),
+    "sampford": (0.0464, 2.5729),
+    "brewer": (0.0466, 2.5730),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_joint_probabilities_as_tabulated(name, monkeypatch):
+    masks, weights = enumerated(name, PI, monkeypatch)
+    _, joint = moments(masks, weights)
+    smallest = joint[~torch.eye(6, dtype=torch.bool)].min().item()
+    assert (round(smallest, 4), round(entropy(masks, weights), 4)) == TABLE[name]
+    assert sen_yates_grundy(joint)
+
+
+def test_systematic_in_random_order_as_tabulated(monkeypatch):
+    masks, weights = over_orders(enumerate_systematic, PI, monkeypatch)
+    first, joint = moments(masks, weights)
+    torch.testing.assert_close(first, PI, rtol=0, atol=1e-10)
+    assert round(joint[~torch.eye(6, dtype=torch.bool)].min().item(), 4) == 0.0567
+    assert round(entropy(masks, weights), 4) == 2.5552
+    assert sen_yates_grundy(joint)
+
+
+def test_systematic_in_fixed_order_breaks_sen_yates_grundy(monkeypatch):
+    masks, weights = enumerate_systematic(PI, monkeypatch)
+    _, joint = moments(masks, weights)
+    assert joint.min() == 0.0
+    assert round(entropy(masks, weights), 4) == 1.4708
+    assert not sen_yates_grundy(joint)
+
+
+def test_pivotal_in_random_order(monkeypatch):
+    masks, weights = over_orders(enumerate_pivotal, PI, monkeypatch)
+    first, joint = moments(masks, weights)
+    torch.testing.assert_close(first, PI, rtol=0, atol=1e-10)
+    assert joint.min() > 0.045 and sen_yates_grundy(joint)
+    assert 2.56 < entropy(masks, weights) < 2.5730  # below the maximum entropy
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_positive_joint_probabilities_where_claimed(row):
+    torch.manual_seed(0)
+    pi = torch.tensor([0.1, 0.1, 0.6, 0.6, 0.6])
+    z = khot.sample(pi, design=row.name, num_samples=20_000)
+    smallest = (z.T @ z).fill_diagonal_(torch.inf).min()
+    assert (smallest > 0) == row.positive_joint
+
+
+def hotelling(z: torch.Tensor, pi: torch.Tensor) -> float:
+    """p-value of the mean of z being pi, in the metric of its own covariance (chi-square with n - 1 degrees of freedom)."""
+    z = z.double()
+    miss = z.mean(0) - pi
+    statistic = len(z) * miss @ torch.linalg.pinv(torch.cov(z.T), rtol=1e-9, hermitian=True) @ miss
+    return float(stats.chi2.sf(statistic.item(), len(pi) - 1))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_monte_carlo_at_larger_n(row):
+    torch.manual_seed(1)
+    n, k, rows = 24, 9, 60_000
+    pi = khot.soft_topk(torch.randn(n, dtype=torch.float64), k)
+    p_value = hotelling(khot.sample(pi, design=row.name, num_samples=rows), pi)
+    # Power: an item off by .02 is told apart with probability > .95 at this level.
+    level = 1e-4
+    shift = rows * 0.02**2 / 0.25
+    assert stats.ncx2.sf(stats.chi2.isf(level, n - 1), n - 1, shift) > 0.95
+    assert (p_value > level) == (row.name != "gumbel")  # Pareto's error is below what this many rows can show
+
+
+@pytest.mark.parametrize("name", ["sampford", "conditional_poisson", "brewer"])
+def test_frequencies_of_subsets_match_the_probabilities(name, monkeypatch):
+    torch.manual_seed(2)
+    masks, weights = enumerated(name, PI, monkeypatch)
+    z = khot.sample(PI, design=name, num_samples=20_000)
+    counts = (z @ masks.T == 3).sum(0)
+    assert counts.sum() == 20_000
+    assert stats.chisquare(counts.numpy(), (weights / weights.sum() * 20_000).numpy()).pvalue > 1e-4
+
+
+def adversarial(dtype: torch.dtype) -> list[torch.Tensor]:
+    torch.manual_seed(3)
+    n = 40
+    soft = khot.soft_topk(torch.randn(n) * 3, 7).to(dtype)
+    ends = torch.cat((torch.zeros(20), torch.ones(5), torch.full((10,), 0.1))).to(dtype)
+    thirds = torch.full((30,), 1 / 3).to(dtype)
+    edge = torch.full((8,), 1 / 8).to(dtype)
+    near = torch.cat((torch.full((9,), 1.0).to(dtype) - torch.finfo(dtype).eps / 2, torch.zeros(3, dtype=dtype)))
+    return [soft, ends, thirds, edge, 1 - edge, near, torch.zeros(5, dtype=dtype), torch.ones(5, dtype=dtype), torch.ones(1, dtype=dtype)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("row", FIXED, ids=str)
+def test_size_is_exactly_k(row, dtype):
+    for pi in adversarial(dtype):
+        k = round(pi.double().sum().item())
+        z = khot.sample(pi, design=row.name, num_samples=500, k=k)
+        assert z.dtype == dtype
+        assert bool((z.double().sum(-1) == k).all())
+        assert bool(((z == 0) | (z == 1)).all())
+        assert bool((z[:, pi == 0] == 0).all()) and bool((z[:, pi == 1] == 1).all())
+
+
+@pytest.mark.parametrize("name", ["systematic", "pivotal", "pareto", "gumbel"])
+def test_size_at_a_million(name):
+    torch.manual_seed(4)
+    scores = torch.randn(1_000_000) * 2
+    scores[:1000], scores[-1000:] = -torch.inf, torch.inf
+    z = khot.sample_topk(scores, 62_500, design=name)
+    assert z.double().sum() == 62_500
+    assert z[:1000].sum() == 0 and z[-1000:].sum() == 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", FIXED, ids=str)
+def test_size_in_ten_million_rows(row):
+    """``pytest -m slow -k ten_million``: at least 10^7 rows over all designs, dtypes and adversarial probabilities."""
+    rows = {"systematic": 5000, "pivotal": 5000, "pareto": 5000, "gumbel": 5000}.get(row.name, 500) * 20
+    for dtype in (torch.float64, torch.float32, torch.float16):
+        for pi in adversarial(dtype):
+            k = round(pi.double().sum().item())
+            for _ in range(10):
+                z = khot.sample(pi, design=row.name, num_samples=rows // 10, k=k)
+                assert bool((z.double().sum(-1) == k).all())
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_reproducible_and_rows_independent(row):
+    pi = khot.soft_topk(torch.randn(3, 4, 9), 3)
+    draws = [khot.sample(pi, design=row.name, generator=torch.Generator().manual_seed(5), num_samples=2) for _ in range(2)]
+    torch.testing.assert_close(*draws, rtol=0, atol=0)
+    z = khot.sample(torch.full((2, 4), 0.5), design=row.name, num_samples=4000)
+    same = (z[:, 0] == z[:, 1]).all(-1).float().mean()
+    assert same < 0.3  # 1/6 of the pairs of samples of size 2 agree, for independent rows
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_sizes_may_differ_between_rows(row):
+    pi = torch.tensor([[0.5, 0.5, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0], [0.75, 0.75, 0.75, 0.75], [0.0, 0.0, 0.0, 0.0]])
+    z = khot.sample(pi, design=row.name, num_samples=50)
+    if row.fixed_size:
+        assert bool((z.sum(-1) == torch.tensor([1.0, 3.0, 3.0, 0.0])).all())
+
+
+def test_brewer_weights_of_a_last_draw_are_the_probabilities():
+    p = torch.tensor([0.2, 0.3, 0.5])
+    weights = brewer_weights(p, p.sum(), torch.tensor(1.0))
+    torch.testing.assert_close(weights / weights.sum(), p)
+    assert brewer_design(p, torch.tensor([1])).sum() == 1
+
+
+@pytest.mark.parametrize("adjusted, error", [(True, 0.0011), (False, 0.0065)])
+def test_pareto_is_off_by_what_is_said(adjusted, error):
+    torch.manual_seed(6)
+    z = khot.sample(PI, design="pareto", adjusted=adjusted, num_samples=400_000)
+    assert abs((z.mean(0) - PI).abs().max().item() - error) < 4 * (0.25 / 400_000) ** 0.5
