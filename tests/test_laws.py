@@ -129,7 +129,7 @@ def test_ties_are_finite(op: Relaxation) -> None:
         assert_close(y[1, 1], y[1, 2])
 
 
-@law(rows_that("hard_limit", DETERMINISTIC))
+@law([row for row in rows_that("hard_limit", DETERMINISTIC) if row.scale_free])
 def test_huge_scores_are_the_hard_topk(op: Relaxation) -> None:
     scores = make(4, 9, dtype=torch.float32) * 1e30
     assert_close(topk(op, scores, 3), khot.topk_mask(scores, 3))

@@ -204,3 +204,24 @@ def test_errors_at_the_door() -> None:
         khot.select_topk(x, scores, 2, method="iterative", alpha=-1.0)
     with pytest.raises(ValueError, match="would build a 100000 x 1000000 matrix"):
         khot.softsort_matrix(torch.zeros(1_000_000), 100_000)
+
+
+def test_order_of_many_rows_is_that_of_sort() -> None:
+    values = draw(50, 700).float().mul(7).round() - 3
+    values[3, 5], values[4, :9], values[5, 2], values[6, 3:8] = torch.inf, -torch.inf, torch.nan, -0.0
+    order = khot.primitives.order.descending_order(values)
+    assert torch.equal(order, values.sort(dim=-1, descending=True, stable=True).indices)
+
+
+def test_collecting_many_rows_is_a_sum() -> None:
+    x, weight = draw(2, 3, 500, 50).requires_grad_(), draw(2, 3, 500, seed=1).requires_grad_()
+    place = (draw(2, 3, 500, seed=2) * 9).long()
+    out = khot.primitives.collect.collect(x, weight, place, 10)
+    matrix = torch.zeros(2, 3, 10, 500, dtype=torch.float64).scatter(-2, place.unsqueeze(-2), weight.unsqueeze(-2))
+    assert_close(out, matrix @ x)
+    probe = draw(2, 3, 10, 50, seed=3)
+    fast = torch.autograd.grad(out, (x, weight), probe, create_graph=True)
+    slow = torch.autograd.grad(matrix @ x, (x, weight), probe, create_graph=True)
+    assert_close(fast, slow)
+    twice = [torch.autograd.grad(sum(g.square().sum() for g in grads), (x, weight)) for grads in (fast, slow)]
+    assert_close(*twice)

@@ -5,6 +5,8 @@ from khot import nn as nn
 from khot.loss import topk_inverse as topk_inverse
 from khot.loss import topk_loss as topk_loss
 from khot.loss import topk_value as topk_value
+from khot.primitives.rank import soft_rank as soft_rank
+from khot.primitives.rank import soft_sort as soft_sort
 from khot.registry import DESIGNS as DESIGNS
 from khot.registry import RELAXATIONS as RELAXATIONS
 from khot.relaxations.entmax import entmax_topk as entmax_topk
@@ -14,6 +16,7 @@ from khot.relaxations.halving import halving_matrix as halving_matrix
 from khot.relaxations.iterative import iterative_matrix as iterative_matrix
 from khot.relaxations.laplace import laplace_topk as laplace_topk
 from khot.relaxations.sigmoid import sigmoid_topk as sigmoid_topk
+from khot.relaxations.softrank import softrank_matrix as softrank_matrix
 from khot.relaxations.softsort import softsort_matrix as softsort_matrix
 from khot.sample import sample as sample
 from khot.sample import sample_topk as sample_topk

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from khot.registry import Number, check, check_scores, check_tau, column, find
+from khot.registry import Number, check, check_scores, check_tau, column, find, readable
 from khot.relaxations._threshold import Family, threshold_topk
 from khot.relaxations.entmax import tsallis
 from khot.relaxations.euclidean import EUCLIDEAN
@@ -102,8 +102,10 @@ def topk_loss(
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
     family: Family = find(_FAMILIES, method, "threshold method")
     x, goal = scores.movedim(dim, -1), target.movedim(dim, -1).to(scores.dtype)
+    if readable(goal) and not bool(((goal >= 0) & (goal <= 1)).all()):
+        raise ValueError(f"target must be between 0 and 1, got values from {goal.min().item():g} to {goal.max().item():g}")
     k = goal.sum(-1)
-    check(x, k, tau)
+    check_tau(tau, x)
     y = threshold_topk(x, k, tau, family)
     loss = (_product(x, y - goal) + (family.entropy(y) - family.entropy(goal)) * column(tau, x)).sum(-1)
     return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()

@@ -53,6 +53,7 @@ class Relaxation:
     monotone: bool = True  # a larger score never weighs less
     shift_invariant: bool = True
     hard_limit: bool = True  # tau -> 0 is topk_mask
+    scale_free: bool = True  # depends on scores / tau alone, so that huge scores are the hard top-k at any tau
     ties_equal: bool = True  # equal scores weigh the same
     complete: bool = True  # k = n selects everything, as does a k beyond the items that are not excluded
     excludes: bool = True  # -inf excludes an item: weight exactly 0
@@ -147,9 +148,25 @@ def find(table: Mapping[str, Any], name: str, what: str = "method") -> Any:
 
 def check(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1, fractional: bool = True) -> None:
     """Raise unless ``(scores, k, tau)`` is something to select from. Tensors that cannot be read here pass."""
+    if _is_plain(scores, k, tau, dim, fractional):
+        return
     check_scores(scores, dim)
     check_k(k, scores, dim, fractional)
     check_tau(tau, scores, dim)
+
+
+def _is_plain(scores: Tensor, k: Number, tau: Number, dim: int, fractional: bool) -> bool:
+    """Whether this is the ordinary call with two numbers, in one expression: the checks below cost as much as a small softmax."""
+    return (
+        type(scores) is Tensor
+        and type(k) in (int, float)
+        and type(tau) in (int, float)
+        and tau > 0
+        and -(scores.ndim) <= dim < scores.ndim
+        and 0 <= k <= scores.shape[dim]
+        and (fractional or type(k) is int)
+        and scores.is_floating_point()
+    )
 
 
 def check_scores(scores: Tensor, dim: int = -1, name: str = "scores") -> None:

@@ -167,5 +167,5 @@ def _check_sum(total: Tensor, size: Tensor, dtype: torch.dtype, n: int, k: int |
         worst = total[off][0].item()
         must = "a whole number" if k is None else f"k={k}"
         raise ValueError(
-            f"probs must sum to {must} along dim, got a sum of {worst:.9g}; sample_topk(scores, k) makes probabilities that do"
+            f"probs must sum to {must} along dim, got a sum of {worst:.9g}; sample_topk(scores, k) makes such probabilities"
         )

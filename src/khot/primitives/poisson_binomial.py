@@ -7,9 +7,9 @@ changes the weights of all k-subsets alike, so take one at which the coins :math
 .. math:: \log e_k(\exp \lambda) = k t + \sum_i \log(1 + e^{\lambda_i - t}) + \log \Pr[\textstyle\sum_i z_i = k] .
 
 The mode of a sum of coins lies within 1 of its mean, at an integer mean it is the mean (Darroch 1964), so the last probability is
-of the order of 1/n at least: nothing that matters can underflow. It comes from a tree of products of small polynomials (the distribution of the number of heads in each half), truncated
-at degree k: O(nk) multiplications in log2(n) rounds, all of non-negative numbers. Gradients go through the same tree, samples come
-down it.
+of the order of 1/n at least: nothing that matters can underflow. It comes from a tree of products of small polynomials (the
+distribution of the number of heads in each half), truncated at degree k: O(nk) multiplications in log2(n) rounds, all of
+non-negative numbers. Gradients go through the same tree, samples come down it.
 """
 
 from __future__ import annotations

@@ -51,12 +51,21 @@ class Rows:
     sum: Callable[[Tensor], Tensor]
     amin: Callable[[Tensor], Tensor]
     amax: Callable[[Tensor], Tensor]
-    sampled: bool = True  # a strided part of the row stands for the row
+    local: bool = True  # the row is all here: a part of it may stand for it, and it may be taken piece by piece
 
 
 def _wide_sum(values: Tensor) -> Tensor:
-    """Sum in float64, where the device has it: n terms of rounding error would show in the sum otherwise."""
-    return values.sum(-1, keepdim=True, dtype=wide_dtype(values))
+    """Sum in float64, where the device has it: n terms of rounding error would show in the sum otherwise.
+
+    A long float32 row is first added up in runs of ``_RUN``, as a sum with another dtype copies its input on the CPU.
+    """
+    n = values.shape[-1]
+    if values.dtype != torch.float32 or n < _RUN * _RUN:
+        return values.sum(-1, keepdim=True, dtype=wide_dtype(values))
+    even = n - n % _RUN
+    runs = values[..., :even].unflatten(-1, (_RUN, -1)).sum(-2)
+    rest = values[..., even:].sum(-1, keepdim=True, dtype=wide_dtype(values))
+    return runs.sum(-1, keepdim=True, dtype=wide_dtype(values)) + rest
 
 
 def wide_dtype(values: Tensor) -> torch.dtype:
@@ -70,8 +79,10 @@ LOCAL = Rows(
     amax=lambda values: values.amax(-1, keepdim=True),
 )
 
+_RUN = 32  # float32 numbers added before going on in float64
 _LONG = 1 << 15  # rows from here on start from a sample of themselves
 _STRIDE = 61  # prime, so that it does not beat with a power-of-two period in the scores
+_CACHE = 1 << 17  # numbers in a piece whose temporaries stay in the cache (and cost no new pages)
 _NEAR = 1.0  # a Newton step in u this small starts the fine search
 
 
@@ -88,7 +99,7 @@ def solve_shift(x: Tensor, k: Tensor, tau: Number, squash: Squash, *, rows: Rows
     """
     low, high = rows.amin(x), rows.amax(x)
     if readable(low) and bool((low > -torch.inf).all()):
-        size = torch.full_like(k, x.shape[-1]) if rows is LOCAL else rows.sum(torch.ones_like(x))
+        size = torch.full_like(k, x.shape[-1]) if rows.local else rows.sum(torch.ones_like(x))
     else:
         size = rows.sum(x > -torch.inf)
         low = rows.amin(torch.where(x == -torch.inf, torch.inf, x))
@@ -107,7 +118,7 @@ def solve_shift(x: Tensor, k: Tensor, tau: Number, squash: Squash, *, rows: Rows
 
 def _start(x: Tensor, k: Tensor, tau: Number, squash: Squash, quantile: Tensor, size: Tensor, rows: Rows) -> Tensor:
     """A first guess: the threshold of a sample for long rows, that of a normal distribution for short ones."""
-    if rows.sampled and x.shape[-1] >= _LONG:
+    if rows.local and x.shape[-1] >= _LONG:
         part = x[..., ::_STRIDE].contiguous()
         guess = solve_shift(part, k * (part.shape[-1] / x.shape[-1]), tau, squash, rows=rows)
         return guess.t - guess.s * tau
@@ -124,9 +135,10 @@ def _coarse(
     low, high = bracket
     slope_low, slope_high = torch.zeros_like(t), torch.zeros_like(t)
     t = torch.where((t > low) & (t < high), t, _middle(low, high))
+    parts = pieces(x, rows)
     step, done = torch.zeros_like(t), torch.zeros_like(t, dtype=torch.bool)
     for i in range(2 * 8 * x.element_size() + 8):
-        excess, slope = _excess(squash.f((x - t) / tau), k, squash, rows)
+        excess, slope = _excess(parts, k, t, 0.0, tau, squash, rows)
         newton = excess / slope
         above = (excess > 0) & ~done
         below = (excess <= 0) & ~done
@@ -156,10 +168,10 @@ def _fine(
     enough = 0.3 * eps**0.5 if squash.smooth else 2 * eps
     far = 800.0  # beyond the range of exp
     low, high = ((t - bracket[1]) / tau).clamp(-far, far), ((t - bracket[0]) / tau).clamp(-far, far)
-    base = (x - t) / tau
+    parts = pieces(x, rows)
     done = torch.zeros_like(s, dtype=torch.bool)
     for i in range(4 + 8 * x.element_size()):
-        excess, slope = _excess(squash.f(base + s), k, squash, rows)
+        excess, slope = _excess(parts, k, t, s, tau, squash, rows)
         high, low = torch.where(excess > 0, s, high), torch.where(excess > 0, low, s)
         step = excess / slope
         newton, middle = s - step, (low + high) / 2
@@ -173,8 +185,30 @@ def _fine(
     return s
 
 
-def _excess(y: Tensor, k: Tensor, squash: Squash, rows: Rows) -> tuple[Tensor, Tensor]:
-    return (rows.sum(y) - k).to(y.dtype), rows.sum(squash.slope(y)).to(y.dtype)
+def _excess(
+    parts: tuple[Tensor, ...], k: Tensor, t: Tensor, s: Number, tau: Number, squash: Squash, rows: Rows
+) -> tuple[Tensor, Tensor]:
+    """By how much the squashed row sums to more than ``k``, and how fast that grows with ``s``."""
+    total, slope = -k, torch.zeros_like(k)
+    for part in parts:
+        y = squash.f(argument(part, t, s, tau))
+        total, slope = total + rows.sum(y), slope + rows.sum(squash.slope(y))
+    return total.to(t.dtype), slope.to(t.dtype)
+
+
+def argument(x: Tensor, t: Tensor, s: Number, tau: Number) -> Tensor:
+    """``(x - t) / tau + s`` in one buffer."""
+    u = x - t
+    if isinstance(tau, Tensor) or tau != 1:
+        u = u.div_(tau)
+    return u.add_(s) if isinstance(s, Tensor) or s != 0 else u
+
+
+def pieces(x: Tensor, rows: Rows = LOCAL) -> tuple[Tensor, ...]:
+    """A long row in parts that fit the cache, where Python's loop over them costs less than the memory traffic."""
+    if not rows.local or not readable(x) or x.numel() <= 2 * _CACHE:
+        return (x,)
+    return x.split(max(_CACHE * x.shape[-1] // x.numel(), 512), dim=-1)
 
 
 def _settled(done: Tensor) -> bool:

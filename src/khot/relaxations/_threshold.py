@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import Function
 
-from khot.primitives.root import LOCAL, Rows, solve_shift, wide_dtype
+from khot.primitives.root import LOCAL, Rows, argument, pieces, solve_shift, wide_dtype
 from khot.registry import Number, column, readable
 
 
@@ -62,18 +62,22 @@ def threshold_forward(x: Tensor, k: Number, tau: Number, family: Family, rows: R
 
 def _mask(x: Tensor, k: Tensor, t: Tensor, s: Tensor, tau: Number, family: Family, rows: Rows) -> Tensor:
     """The squashed row, with what rounding left of the sum spread by one Newton step in the values themselves."""
-    u = (x - t) / tau + s
+    parts = [_squash(part, t, s, tau, family) for part in pieces(x, rows)]
+    missing, slope = k, torch.zeros_like(k)
+    for y in parts:
+        missing, slope = missing - rows.sum(y), slope + rows.sum(family.slope(y))
+    step = _divide(missing, slope).to(x.dtype)
+    parts = [torch.addcmul(y, family.slope(y), step).clamp_(0, 1) for y in parts]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def _squash(x: Tensor, t: Tensor, s: Tensor, tau: Number, family: Family) -> Tensor:
+    u = argument(x, t, s, tau)
     if readable(t) and bool(t.isfinite().all()):
-        return _spread(family.f(u), k, family, rows)
+        return family.f(u)
     # A threshold at infinity keeps nothing, or everything but the excluded.
     u = torch.where(x == -torch.inf, -torch.inf, torch.where(t.isinf(), -t, u))
-    return torch.where(torch.isnan(t), torch.nan, _spread(family.f(u), k, family, rows))
-
-
-def _spread(y: Tensor, k: Tensor, family: Family, rows: Rows) -> Tensor:
-    v = family.slope(y)
-    step = _divide(k - rows.sum(y), rows.sum(v)).to(y.dtype)
-    return torch.addcmul(y, v, step).clamp_(0, 1)
+    return torch.where(torch.isnan(t), torch.nan, family.f(u))
 
 
 class _Reverse(Function):

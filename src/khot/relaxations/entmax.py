@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from numbers import Real
 
 import torch
@@ -38,14 +39,18 @@ def tsallis(alpha: float) -> Family:
         return (y**a - torch.expm1(a * torch.log1p(-y))) / scale
 
     def slope(y: Tensor) -> Tensor:
-        inside = (y > 0) & (y < 1)
-        p = torch.where(inside, y, 0.5)
-        return torch.where(inside, 2**a / (p ** (a - 1) + (1 - p) ** (a - 1)), 0.0)
+        return _inside(y, lambda p: 2**a / (p ** (a - 1) + (1 - p) ** (a - 1)))
 
     def entropy(y: Tensor) -> Tensor:
-        return (1 - y ** (a + 1) - (1 - y) ** (a + 1)) / (scale * (a + 1))
+        return _inside(y, lambda p: (1 - p ** (a + 1) - (1 - p) ** (a + 1)) / (scale * (a + 1)))
 
     return Family("entmax", f=f, inverse=inverse, slope=slope, entropy=entropy, smooth=False, alpha=alpha)
+
+
+def _inside(y: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+    """``f(y)`` where ``0 < y < 1`` and 0 at both ends, where its derivatives are infinite."""
+    inside = (y > 0) & (y < 1)
+    return torch.where(inside, f(torch.where(inside, y, 0.5)), 0.0)
 
 
 def _tail(rise: Tensor, a: float) -> Tensor:
@@ -53,8 +58,8 @@ def _tail(rise: Tensor, a: float) -> Tensor:
     if a == 0.5:
         s = 1 - rise
         return (rise * (2 - rise)).square() / (2 * (1 + s * (2 - s * s).sqrt()))
-    # Newton in z = q^a from the right end, on a function that is convex with slopes between 1 and 2: it never overshoots.
-    z = torch.full_like(rise, 0.5**a)
+    # Newton in z = q^a on a convex function with slopes between 1 and 2, from the right of its root: it never overshoots.
+    z = rise.clamp(max=0.5**a)
     for _ in range(_NUM_ITERS):
         q = z ** (1 / a)
         rest = torch.expm1(a * torch.log1p(-q))

@@ -12,7 +12,7 @@ EUCLIDEAN = Family(
     "euclidean",
     f=lambda u: u.clamp(0, 1),  # not centred: near 0, where small weights live, u keeps its relative precision
     inverse=lambda y: y,
-    slope=lambda y: ((y > 0) & (y < 1)).to(y.dtype),
+    slope=lambda y: (y * (1 - y)).sign(),  # 1 inside, 0 at both ends; comparisons and a cast cost four times as much
     entropy=lambda y: y * (1 - y) / 2,
     smooth=False,
 )

@@ -7,8 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from khot.primitives.collect import collect
 from khot.primitives.limits import check_size
+from khot.primitives.order import descending_order
 from khot.registry import Number, column, relaxation
+from khot.relaxations._rows import ordinary
 
 BASE = 20.0  # of the published power boost
 
@@ -16,7 +19,7 @@ BASE = 20.0  # of the published power boost
 class _Round(NamedTuple):
     """One round: who sat where before it, and what the better and the worse of each pair weigh in what comes out."""
 
-    order: Tensor  # (..., 2m), from the best seed to the worst
+    order: Tensor  # (..., b + 2m), from the best seed to the worst; the b best have a bye
     better: Tensor  # (..., m)
     worse: Tensor  # (..., m); the i-th of them is the i-th seed from the end
 
@@ -26,53 +29,59 @@ def num_rounds(n: int, k: int) -> int:
     return (-(-n // k) - 1).bit_length()
 
 
-def _weights(high: Tensor, low: Tensor, gap: Tensor, tau: Number, boost: float, mode: str) -> tuple[Tensor, Tensor]:
-    """The boosted softmax of every pair; an item at -inf weighs 0, two at +inf weigh the same."""
-    if mode == "softmax":
-        boosted = gap * (boost / tau)
-    else:
-        boosted = BASE ** ((low + gap) / tau) - BASE ** (low / tau)
-    both_certain = low == torch.inf
-    duel = high.isfinite() & low.isfinite()
-    worse = torch.where(duel, torch.sigmoid(-boosted), 0.5 * both_certain)
-    better = torch.where(duel, torch.sigmoid(boosted), torch.where(both_certain, 0.5, (high > -torch.inf).to(high.dtype)))
-    return better, worse
-
-
 def _play(scores: Tensor, k: int, tau: Number, boost: float, mode: str) -> list[_Round]:
-    """All rounds of the tournament, on the scores alone."""
-    n, played = scores.shape[-1], []
-    values = torch.nn.functional.pad(scores, (0, k * 2 ** num_rounds(n, k) - n), value=-torch.inf)
-    while values.shape[-1] > k:
-        order = values.detach().sort(dim=-1, descending=True, stable=True).indices
-        high, low = values.gather(-1, order).chunk(2, -1)
-        low = low.flip(-1)
-        duel = high.isfinite() & low.isfinite()
-        gap = torch.where(duel, high, 0.0) - torch.where(duel, low, 0.0)
-        better, worse = _weights(high, torch.where(duel, low, low.detach()), gap, tau, boost, mode)
+    """All rounds of the tournament, on the scores alone; byes make the number after the first round k times a power of two."""
+    values, played, duel = scores, [], _duel if ordinary(scores) else _guarded_duel
+    byes = k * 2 ** num_rounds(scores.shape[-1], k) - scores.shape[-1] if k else 0
+    while values.shape[-1] > k > 0:
+        order = descending_order(values)
+        ordered = values.gather(-1, order)
+        high, low = ordered[..., byes:].chunk(2, -1)
+        better, worse, after = duel(high, low.flip(-1), tau, boost, mode)
         played.append(_Round(order, better, worse))
-        values = high - worse * gap
+        values = torch.cat([ordered[..., :byes], after], -1) if byes else after
+        byes = 0
     return played
+
+
+def _duel(high: Tensor, low: Tensor, tau: Number, boost: float, mode: str) -> tuple[Tensor, Tensor, Tensor]:
+    """The boosted softmax of every pair, and the score with which it goes on."""
+    gap = high - low
+    boosted = gap * (boost / tau) if mode == "softmax" else BASE ** (high / tau) - BASE ** (low / tau)
+    better, worse = torch.sigmoid(boosted), torch.sigmoid(-boosted)
+    return better, worse, high - worse * gap
+
+
+def _guarded_duel(high: Tensor, low: Tensor, tau: Number, boost: float, mode: str) -> tuple[Tensor, Tensor, Tensor]:
+    """The same where scores may be infinite: -inf weighs 0, two at +inf weigh the same."""
+    real, both_certain = high.isfinite() & low.isfinite(), low == torch.inf
+    better, worse, after = _duel(torch.where(real, high, 0.0), torch.where(real, low, 0.0), tau, boost, mode)
+    better = torch.where(real, better, torch.where(both_certain, 0.5, (high > -torch.inf).to(high.dtype)))
+    return better, torch.where(real, worse, 0.5 * both_certain), torch.where(real, after, high.detach())
 
 
 def _trace(scores: Tensor, k: int, tau: Number, boost: float, mode: str) -> tuple[Tensor, Tensor]:
     """Where each item ends and with what weight, both ``(..., n)``: from the last round back to the first, O(n) in all."""
     _check(boost, mode)
-    n = scores.shape[-1]
-    place = torch.arange(k, device=scores.device).expand(*scores.shape[:-1], k)
-    weight = torch.ones_like(scores[..., :k])
-    played = _play(scores, k, column(tau, scores), boost, mode) if k else []
+    played = _play(scores, k, column(tau, scores), boost, mode)
+    if played:
+        place, weight = _unwind(played, torch.arange(k, device=scores.device).expand(*scores.shape[:-1], k))
+    else:
+        place, weight = descending_order(scores).argsort(-1), (scores.detach() > -torch.inf) * scores.new_full((), float(k > 0))
+    if not ordinary(scores):
+        weight = weight.masked_fill(scores == -torch.inf, 0.0).masked_fill(scores.isnan().any(-1, keepdim=True), torch.nan)
+    return place, weight
+
+
+def _unwind(played: list[_Round], place: Tensor) -> tuple[Tensor, Tensor]:
+    weight = torch.ones_like(place, dtype=played[0].better.dtype)
     for order, better, worse in reversed(played):
-        back = order.argsort(-1)
-        weight = torch.cat([weight * better, (weight * worse).flip(-1)], -1).gather(-1, back)
-        place = torch.cat([place, place.flip(-1)], -1).gather(-1, back)
-    if not played and k:
-        order = scores.detach().sort(dim=-1, descending=True, stable=True).indices
-        place, weight = order.argsort(-1), (scores.detach() > -torch.inf).to(scores.dtype)
-    elif not k:
-        place, weight = torch.zeros_like(scores, dtype=torch.long), torch.zeros_like(scores)
-    weight = weight[..., :n].masked_fill(scores.isnan().any(-1, keepdim=True), torch.nan)
-    return place[..., :n], weight
+        byes = order.shape[-1] - 2 * better.shape[-1]
+        resting, fighting = weight[..., :byes], weight[..., byes:]
+        weights = torch.cat([resting, fighting * better, (fighting * worse).flip(-1)], -1)
+        places = torch.cat([place, place[..., byes:].flip(-1)], -1)
+        weight, place = torch.zeros_like(weights).scatter(-1, order, weights), torch.zeros_like(places).scatter(-1, order, places)
+    return place, weight
 
 
 def _check(boost: float, mode: str) -> None:
@@ -90,8 +99,7 @@ def _select(x: Tensor, scores: Tensor, k: int, tau: Number = 1.0, *, boost: floa
     place, weight = _trace(scores, k, tau, boost, mode)
     if k == 0:
         return x[..., :0, :]
-    out = torch.zeros(*x.shape[:-2], k, x.shape[-1], dtype=x.dtype, device=x.device)
-    return out.scatter_add(-2, place.unsqueeze(-1).expand_as(x), weight.unsqueeze(-1) * x)
+    return collect(x, weight, place, k)
 
 
 @relaxation(

@@ -1,0 +1,1 @@
+"""Benchmarks of khot: ``python -m bench NAME [--quick]`` writes data, ``python -m bench plot`` draws it."""

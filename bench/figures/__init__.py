@@ -1,0 +1,1 @@
+"""One file of figures per benchmark: ``draw(rows) -> {name: figure}``."""

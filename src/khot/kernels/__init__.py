@@ -1,0 +1,45 @@
+"""Optional native code: for each primitive, pairs of (condition, implementation), tried in order.
+
+A primitive asks :func:`pick` for an implementation that takes its arguments; ``None`` means that it runs its reference in plain
+PyTorch. ``KHOT_KERNELS=0`` in the environment, or ``with khot.kernels.disabled():``, keeps everything on the reference.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_pairs: dict[str, list[tuple[Callable[..., bool], Callable[..., Any]]]] = {}
+_enabled = os.environ.get("KHOT_KERNELS", "1") != "0"
+
+
+def register(primitive: str, condition: Callable[..., bool], implementation: Callable[..., Any]) -> None:
+    """Offer ``implementation`` for ``primitive`` wherever ``condition`` of the same arguments holds."""
+    _pairs.setdefault(primitive, []).append((condition, implementation))
+
+
+def pick(primitive: str, *arguments: Any) -> Callable[..., Any] | None:
+    """The first implementation that takes these arguments, or ``None`` for the reference."""
+    if _enabled:
+        for condition, implementation in _pairs.get(primitive, ()):
+            if condition(*arguments):
+                return implementation
+    return None
+
+
+def enabled() -> bool:
+    """Whether native code may be used at all."""
+    return _enabled
+
+
+@contextmanager
+def disabled() -> Iterator[None]:
+    """Run the reference inside the block."""
+    global _enabled
+    before, _enabled = _enabled, False
+    try:
+        yield
+    finally:
+        _enabled = before

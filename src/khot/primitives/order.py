@@ -1,0 +1,37 @@
+"""Sorting many rows at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from khot.registry import readable
+
+_MANY = 1 << 14  # scores from which a sort of integers pays (AVX2 desktop: a sixth of the time at 16 x 16384)
+
+
+def descending_order(values: Tensor) -> Tensor:
+    """The indices that sort every row from the largest to the smallest, equal values in their order, nan first.
+
+    On a CPU PyTorch sorts one long vector of integers by radix, many rows of floats by comparison. So float32 rows become integers
+    of the same order, with the number of the row in front, and are sorted as one vector.
+
+    Args:
+        values: ``(..., n)``.
+
+    Returns:
+        ``(..., n)`` int64.
+
+    Example:
+        >>> descending_order(torch.tensor([1.0, 3.0, 2.0, 3.0]))
+        tensor([1, 3, 2, 0])
+    """
+    values = values.detach()
+    if values.dtype != torch.float32 or values.numel() < _MANY or not readable(values):
+        return values.sort(dim=-1, descending=True, stable=True).indices
+    n = values.shape[-1]
+    bits = (values + 0.0).reshape(-1, n).view(torch.int32).long()  # + 0.0 makes one zero of the two
+    rank = torch.where(bits < 0, -(1 << 31) - bits, bits)
+    row = torch.arange(rank.shape[0]).unsqueeze(-1)
+    index = ((row << 32) + ((1 << 31) - rank)).flatten().sort(stable=True).indices.view(-1, n)
+    return (index - row * n).view(values.shape)

@@ -1,0 +1,125 @@
+"""The benchmarks run, write complete rows, and refuse what is broken."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import khot
+from bench import gate, plot
+from bench.__main__ import commands
+from bench.__main__ import main as bench
+from bench.common import LawsRed, affordable, laws_green, race
+from bench.timing import Timing
+from khot import registry
+
+FACTS = {"bench", "what", "cpu", "cores", "isa", "python", "torch", "khot", "commit"}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """File a relaxation under a name for the length of a test."""
+
+    def file(name: str, topk: Any, **laws: Any) -> str:
+        row = replace(khot.RELAXATIONS["sigmoid"], name=name, topk=topk, **laws)
+        monkeypatch.setitem(registry._relaxations, name, row)
+        gate.laws_green.cache_clear()
+        return name
+
+    yield file
+    gate.laws_green.cache_clear()
+
+
+def run(path: Path, *argv: str) -> list[dict[str, Any]]:
+    out = path / "rows.jsonl"
+    assert bench([*argv, "--out", str(out)]) == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert rows and all(row.keys() >= FACTS for row in rows)
+    return rows
+
+
+def test_commands_are_found_and_unknown_ones_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert {"speed", "seeds", "plot"} <= set(commands())
+    assert bench(["sped"]) == 2
+    assert "unknown benchmark 'sped'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "euclidean"])
+def test_gate_lets_sound_methods_through(name: str) -> None:
+    laws_green(name)
+
+
+@pytest.mark.parametrize(
+    ("law", "topk"),
+    [
+        ("sum", lambda x, k, tau=1.0: khot.sigmoid_topk(x, k, tau) * 0.999),
+        ("bounds", lambda x, k, tau=1.0: khot.sigmoid_topk(x, k, tau) * 3 - 2 * k / x.shape[-1]),
+        ("hard limit", lambda x, k, tau=1.0: khot.sigmoid_topk(x, k, 1.0)),
+        ("gradient", lambda x, k, tau=1.0: khot.straight_through(khot.sigmoid_topk(x, k, tau), x * 2)),
+        ("plain input", lambda x, k, tau=1.0: x.view(-1, 7)),
+    ],
+)
+def test_gate_refuses_what_is_broken(broken: Any, law: str, topk: Any) -> None:
+    with pytest.raises(LawsRed, match=law):
+        laws_green(broken("wrong", topk))
+
+
+def test_broken_method_gets_no_figure(broken: Any, tmp_path: Path) -> None:
+    name = broken("wrong", lambda x, k, tau=1.0: khot.sigmoid_topk(x, k, tau) * 0.999)
+    flags = ["--methods", f"sigmoid,{name}", "--kernels", "off", "--shapes", "64x1024", "--counts", "8", "--dists", "normal"]
+    rows = run(tmp_path, "speed", "--quick", *flags, "--dtypes", "float32", "--threads", "1")
+    wrong = [row for row in rows if row["what"] == name]
+    assert len(wrong) == 1 and "breaks the law of sum" in wrong[0]["refused"] and "seconds" not in wrong[0]
+    timed = [row for row in rows if "seconds" in row]
+    assert {row["what"] for row in timed} == {"softmax", "sigmoid()", "topk", "sort", "copy", "sigmoid"}
+    assert {row["mode"] for row in timed} == {"forward", "forward+backward"}
+    assert all(0 < row["low"] <= row["seconds"] <= row["high"] and row["rounds"] >= 1 for row in timed)
+    assert all(row["ratio"] == 1 for row in timed if row["what"] == "softmax")
+    assert all({"batch", "n", "k", "dist", "dtype", "threads", "kernels"} <= row.keys() for row in timed)
+
+
+def test_race_takes_turns_and_pairs_rounds() -> None:
+    calls: list[str] = []
+    found = race({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, seconds=0.0, rounds=(3, 3))
+    assert len(found["a"].times) == len(found["b"].times) == 3
+    assert calls.index("b") < len(calls) - calls[::-1].index("a") - 1
+    assert Timing([2.0, 20.0, 6.0]).ratio(Timing([1.0, 10.0, 2.0])) == 2.0
+
+
+def test_dear_call_is_not_paid_for() -> None:
+    sizes: list[int] = []
+
+    def cubic(batch: int, n: int) -> None:
+        import time
+
+        sizes.append(n)
+        time.sleep(1e-3 * (n / 1024) ** 3)
+
+    reason = affordable(cubic, 1, 2**20, limit=0.5)
+    assert reason is not None and "more than 0.5 s" in reason
+    assert max(sizes) <= 2**12
+    assert affordable(lambda batch, n: None, 16, 4096, limit=0.5) is None
+
+
+def test_failure_is_a_reason() -> None:
+    def fails(batch: int, n: int) -> None:
+        raise ValueError("needs a matrix of 5 GB")
+
+    assert "needs a matrix" in str(affordable(fails, 1, 10, limit=1.0))
+
+
+def test_plot_draws_from_data_alone(tmp_path: Path) -> None:
+    flags = ["--kernels", "off", "--methods", "sigmoid", "--shapes", "64x1024", "--dtypes", "float32", "--threads", "1"]
+    run(tmp_path, "speed", "--quick", *flags, "--counts", "n/16", "--dists", "normal,ties")
+    files = plot.draw_one("speed", tmp_path, tmp_path / "rows.jsonl")
+    assert {path.suffix for path in files} == {".png", ".svg"} and all(path.stat().st_size > 5000 for path in files)

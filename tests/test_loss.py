@@ -1,0 +1,98 @@
+"""The potential, the inverse and the loss of the threshold family."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+from torch.testing import assert_close
+
+import khot
+
+METHODS = ["sigmoid", "euclidean", "laplace", "gaussian", "entmax"]
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_gradient_of_the_value_is_the_mask_and_the_threshold(method: str) -> None:
+    scores, k = randn(3, 7).requires_grad_(), torch.tensor([1.5, 3.0, 5.2], dtype=torch.float64, requires_grad=True)
+    value = khot.topk_value(scores, k, 0.7, method=method)
+    grad, grad_k = torch.autograd.grad(value.sum(), (scores, k))
+    mask = khot.soft_topk(scores, k, 0.7, method=method)
+    assert_close(grad, mask)
+    inside = mask.detach().clamp(1e-9, 1 - 1e-9)
+    where = ((mask > 1e-6) & (mask < 1 - 1e-6)).double()
+    # Inside the box, score - tau F^-1(mask) is the same for all: the threshold, in the scores' own place.
+    level = scores.detach() - khot.topk_inverse(inside, 0.7, method=method)
+    mean = (level * where).sum(-1) / where.sum(-1)
+    assert_close((level * where), mean.unsqueeze(-1) * where, rtol=0, atol=1e-6)
+    assert_close(grad_k - grad_k[0], mean - mean[0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_value_is_the_maximum(method: str) -> None:
+    scores, k = randn(6), 2.0
+    family = khot.loss._FAMILIES[method]
+    best = khot.topk_value(scores, k, 0.5, method=method)
+    for seed in range(200):
+        y = khot.sigmoid_topk(randn(6, seed=seed) * 2, k)
+        assert (scores @ y + 0.5 * family.entropy(y).sum()) <= best + 1e-12
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_value_and_loss_differentiate(method: str) -> None:
+    scores, tau = randn(2, 5).requires_grad_(), torch.tensor([0.6, 1.1], dtype=torch.float64, requires_grad=True)
+    target = khot.topk_mask(randn(2, 5, seed=1), 2)
+    assert gradcheck(lambda s, t: khot.topk_value(s, 2, t, method=method), (scores, tau))
+    assert gradcheck(lambda s: khot.topk_loss(s, target, method=method, reduction="none"), (scores,))
+    assert gradgradcheck(lambda s: khot.topk_loss(s, target, method=method), (scores,))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_loss_is_fenchel_young(method: str) -> None:
+    scores = randn(4, 6).requires_grad_()
+    target = khot.topk_mask(randn(4, 6, seed=1), 3)
+    loss = khot.topk_loss(scores, target, 0.8, method=method, reduction="none")
+    assert bool((loss >= 0).all())
+    (grad,) = torch.autograd.grad(loss.sum(), scores)
+    assert_close(grad, khot.soft_topk(scores, 3, 0.8, method=method) - target)
+    perfect = khot.soft_topk(scores.detach(), 2.5, 0.8, method=method)
+    assert_close(khot.topk_loss(scores, perfect, 0.8, method=method), torch.tensor(0.0, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def test_sigmoid_value_is_softplus_minus_shift() -> None:
+    scores, k = randn(9), 3.5
+    y = khot.sigmoid_topk(scores, k)
+    c = (torch.logit(y) - scores)[0]
+    assert_close(khot.topk_value(scores, k), torch.nn.functional.softplus(scores + c).sum() - k * c)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_inverse(method: str) -> None:
+    mask = khot.soft_topk(randn(4, 6) * 0.3, 2.5, 2.0, method=method)
+    back = khot.topk_inverse(mask, 2.0, method=method)
+    assert_close(khot.soft_topk(back, 2.5, 2.0, method=method), mask, rtol=0, atol=1e-9)
+    assert_close(khot.topk_inverse(mask, 2.0), 2.0 * torch.logit(mask))
+
+
+def test_padding_does_not_spoil_the_loss() -> None:
+    scores = torch.tensor([2.0, -1.0, 0.5, -torch.inf], requires_grad=True)
+    target = torch.tensor([1.0, 0.0, 0.0, 0.0])
+    loss = khot.topk_loss(scores, target)
+    (grad,) = torch.autograd.grad(loss, scores)
+    assert_close(loss, khot.topk_loss(scores[:3], target[:3]))
+    assert bool(grad.isfinite().all())
+
+
+def test_loss_trains_a_k_hot_classifier() -> None:
+    """Scores fitted to k-hot targets by gradient descent end in the right top-k."""
+    target = khot.topk_mask(randn(8, 10, seed=3), 3)
+    scores = torch.zeros(8, 10, dtype=torch.float64, requires_grad=True)
+    module = khot.nn.TopKLoss(reduction="sum")
+    for _ in range(100):
+        (grad,) = torch.autograd.grad(module(scores, target), scores)
+        scores = (scores - grad).detach().requires_grad_()
+    assert torch.equal(khot.topk_mask(scores, 3), target)

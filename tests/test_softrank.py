@@ -1,0 +1,176 @@
+"""Soft ranks against the convex programmes that define them, and the selection of the TopK networks against its published snippet."""
+
+from __future__ import annotations
+
+import cvxpy as cp
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+from torch.testing import assert_close
+
+import khot
+from khot.nn import DifferentiableTopK
+
+EPS = torch.finfo(torch.float64).eps
+
+
+def make(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def project(z: np.ndarray, vertex: np.ndarray, regularization: str) -> np.ndarray:
+    """Onto the convex hull of the orders of ``vertex``, which are its images under doubly stochastic matrices."""
+    n = len(z)
+    mixing = cp.Variable((n, n), nonneg=True)
+    point = mixing @ vertex
+    loss = cp.sum_squares(point - z) if regularization == "l2" else cp.sum(cp.kl_div(point, np.exp(z)))
+    cp.Problem(cp.Minimize(loss), [cp.sum(mixing, axis=0) == 1, cp.sum(mixing, axis=1) == 1]).solve(solver=cp.CLARABEL)
+    return np.asarray(point.value)
+
+
+@pytest.mark.parametrize("regularization", ["l2", "kl"])
+@pytest.mark.parametrize("tau", [0.1, 0.5, 3.0])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_ranks_solve_their_programme(regularization: str, tau: float, seed: int) -> None:
+    x = make(7, seed=seed)
+    expected = project(x.numpy() / tau, np.arange(7, 0, -1.0), regularization)
+    assert_close(khot.soft_rank(x, tau, regularization=regularization), torch.tensor(expected), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("tau", [0.1, 1.0, 5.0])
+def test_sorted_values_solve_their_programme(tau: float) -> None:
+    x = make(7)
+    places = np.arange(7, 0, -1.0) / tau
+    expected = torch.tensor(project(places, x.numpy(), "l2"))
+    assert_close(khot.soft_sort(x, tau, descending=True), expected, rtol=0, atol=2e-4)
+    if tau < 1:
+        return  # exp(10 n) is beyond the solver of the entropic programme
+    entropic = torch.tensor(np.log(project(places - places.max(), np.exp(x.numpy()), "kl")))
+    assert_close(khot.soft_sort(x, tau, descending=True, regularization="kl"), entropic, rtol=0, atol=1e-3)
+
+
+def test_published_vectors() -> None:
+    x = torch.tensor([[8.0, 0, 5, 3, 2, 1, 6, 7, 9]])
+    assert_close(khot.soft_sort(x, 1.0), torch.arange(9.0).unsqueeze(0) + 5 / 9)
+    assert_close(khot.soft_sort(x, 0.1), x.sort().values)
+    assert_close(khot.soft_rank(x), torch.tensor([[8.0, 1, 5, 4, 3, 2, 6, 7, 9]]))
+    assert_close(khot.soft_rank(torch.tensor([[5.0, 1, 2], [2, 1, 5]]), 2.0), torch.tensor([[3.0, 1.25, 1.75], [1.75, 1.25, 3.0]]))
+
+
+@pytest.mark.parametrize("regularization", ["l2", "kl"])
+def test_the_limit_is_the_hard_sort(regularization: str) -> None:
+    x = make(3, 5, 40)
+    order = x.argsort(-1, descending=True).argsort(-1) + 1.0
+    assert_close(khot.soft_rank(x, 1e-6, descending=True, regularization=regularization), order.double())
+    assert_close(khot.soft_sort(x, 1e-6, regularization=regularization), x.sort().values)
+    assert_close(khot.soft_sort(x, 1e-6, dim=1, descending=True), x.sort(1, descending=True).values)
+
+
+@pytest.mark.parametrize("regularization", ["l2", "kl"])
+def test_ranks_sum_and_stay_in_range(regularization: str) -> None:
+    for scale in (1e-8, 1.0, 30.0, 1e6, 1e30, 1e300):
+        ranks = khot.soft_rank(make(4, 33) * scale, regularization=regularization)
+        assert_close(ranks.sum(-1), torch.full((4,), 33 * 17.0, dtype=torch.float64))
+        assert bool(((ranks >= 1 - 1e-9) & (ranks <= 33 + 1e-9)).all())
+
+
+def test_infinities_ties_and_nans() -> None:
+    inf = torch.inf
+    x = torch.tensor([[1.0, inf, -inf, 1.0, inf], [0.0, 1.0, torch.nan, 2.0, 3.0]], requires_grad=True)
+    ranks = khot.soft_rank(x, 0.1)
+    assert_close(ranks[0], torch.tensor([2.5, 4.5, 1.0, 2.5, 4.5]))
+    assert bool(ranks[1].isnan().all())
+    (grad,) = torch.autograd.grad((ranks[0] * torch.arange(5.0)).sum(), x)
+    assert bool(grad[0].isfinite().all())
+
+
+@pytest.mark.parametrize("regularization", ["l2", "kl"])
+def test_derivatives(regularization: str) -> None:
+    x = make(2, 6).requires_grad_()
+    tau = torch.tensor([0.6, 1.3], dtype=torch.float64, requires_grad=True)
+    for verb in (khot.soft_rank, khot.soft_sort):
+        assert gradcheck(lambda x, t, verb=verb: verb(x, t, regularization=regularization), (x, tau), check_forward_ad=True)
+        assert gradgradcheck(lambda x, verb=verb: verb(x, 0.7, regularization=regularization), (x,))
+
+
+def test_verbs_say_what_is_wrong() -> None:
+    with pytest.raises(ValueError, match="'l2' or 'kl'"):
+        khot.soft_rank(make(3), regularization="l1")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="tau must be positive"):
+        khot.soft_sort(make(3), 0.0)
+    with pytest.raises(ValueError, match="'solved' or 'fixed'"):
+        khot.softrank_matrix(make(3), 1, cuts="open")
+    with pytest.raises(TypeError, match="floating"):
+        khot.soft_rank(torch.arange(3))
+
+
+def published_snippet(scores: Tensor, k: int, tau: float) -> Tensor:
+    """The formula as published: ranks from 1, positions from 0."""
+    ranks = khot.soft_rank(-scores, tau).unsqueeze(-1)
+    positions = torch.arange(k, dtype=scores.dtype)
+    indicator = torch.sigmoid((positions + 0.5 - ranks) / tau) - torch.sigmoid((positions - 0.5 - ranks) / tau)
+    weights = indicator.transpose(1, 2)
+    return weights / (weights.sum(-1, keepdim=True) + 1e-8)
+
+
+def test_the_published_snippet_picks_the_first_twice_and_ours_does_not() -> None:
+    scores = torch.stack([torch.randperm(8, generator=torch.Generator().manual_seed(i)) for i in range(5)]).double()
+    order = scores.argsort(-1, descending=True)
+    theirs = published_snippet(scores, 4, 0.1).argmax(-1)
+    assert torch.equal(theirs, order[:, [0, 0, 1, 2]])  # the first twice, the fourth never
+    for cuts in ("fixed", "solved"):
+        ours = DifferentiableTopK(4, cuts=cuts)(scores, 0.1)
+        assert ours.shape == (5, 4, 8)
+        assert torch.equal(ours.argmax(-1), order[:, :4])
+        assert_close(ours, khot.soft.topk_matrix(scores, 4), rtol=0, atol=0.05)
+
+
+def test_rows_do_not_vanish_at_small_tau() -> None:
+    scores = torch.tensor([[0.4, 0.1, 0.3, 0.2]])
+    assert published_snippet(scores, 3, 0.01)[0, 0].sum() < 1e-3  # its first row sits half a place below the first rank
+    rows = DifferentiableTopK(3)(scores, 0.01).sum(-1)
+    assert_close(rows, torch.ones(1, 3))
+
+
+def test_fixed_rows_are_the_differences_of_sigmoids() -> None:
+    scores, tau = make(3, 9) * 3, 0.4
+    ranks = khot.soft_rank(scores, tau, descending=True).unsqueeze(-2)
+    cuts = torch.arange(1.0, 5.0, dtype=torch.float64).unsqueeze(-1)
+    upper, lower = torch.sigmoid((cuts + 0.5 - ranks) / tau), torch.sigmoid((cuts - 0.5 - ranks) / tau)
+    rows = torch.cat([upper[:, :1], (upper - lower)[:, 1:]], 1)
+    assert_close(khot.softrank_matrix(scores, 4, tau, cuts="fixed"), rows / rows.sum(-1, keepdim=True))
+
+
+def test_mask_is_the_sigmoid_of_the_ranks() -> None:
+    scores = make(3, 20)
+    ranks = khot.soft_rank(scores, 0.3, descending=True)
+    assert_close(khot.soft_topk(scores, 5, 0.3, method="softrank"), khot.sigmoid_topk(-ranks, 5, 0.3))
+    assert_close(
+        khot.soft_topk(scores, 5, 0.3, method="softrank", cuts="fixed"), khot.softrank_matrix(scores, 5, 0.3, cuts="fixed").sum(-2)
+    )
+
+
+def test_solved_rows_share_each_item_at_most_once() -> None:
+    scores = torch.softmax(make(2, 196), -1)  # ranks collapse: all about (n + 1) / 2
+    solved = khot.softrank_matrix(scores, 96)
+    assert bool((solved.sum(-2) <= 1 + 1e3 * EPS).all())
+    assert_close(solved.sum(-1), torch.ones(2, 96, dtype=torch.float64))
+
+
+def test_module_learns_through_tau() -> None:
+    layer, tau = DifferentiableTopK(2), torch.tensor(0.5, requires_grad=True)
+    weights = layer(torch.tensor([[3.0, 1.0, 2.0]]), tau)
+    (grad,) = torch.autograd.grad(weights[0, 0, 0], tau)
+    assert grad < 0
+    assert "k=2" in repr(layer)
+
+
+def test_long_rows_fit_in_memory() -> None:
+    scores = (make(100_000) * 50).float().requires_grad_()
+    mask = khot.soft_topk(scores, 6250, method="softrank")
+    matrix = khot.soft_topk_matrix(scores, 8, method="softrank")
+    (grad,) = torch.autograd.grad((mask * torch.linspace(0, 1, 100_000)).sum() + matrix[0].max(), scores)
+    assert bool(grad.isfinite().all())
+    assert_close(mask.double().sum(), torch.tensor(6250.0, dtype=torch.float64))
