@@ -15,9 +15,15 @@ from khot.relaxations.gaussian import gaussian_topk as gaussian_topk
 from khot.relaxations.halving import halving_matrix as halving_matrix
 from khot.relaxations.iterative import iterative_matrix as iterative_matrix
 from khot.relaxations.laplace import laplace_topk as laplace_topk
+from khot.relaxations.network import network_matrix as network_matrix
+from khot.relaxations.neuralsort import neuralsort_matrix as neuralsort_matrix
+from khot.relaxations.perturbed import perturbed_matrix as perturbed_matrix
+from khot.relaxations.scaled import scaled_topk as scaled_topk
+from khot.relaxations.sequential import sequential_matrix as sequential_matrix
 from khot.relaxations.sigmoid import sigmoid_topk as sigmoid_topk
 from khot.relaxations.softrank import softrank_matrix as softrank_matrix
 from khot.relaxations.softsort import softsort_matrix as softsort_matrix
+from khot.relaxations.threshold import threshold_topk as threshold_topk
 from khot.sample import sample as sample
 from khot.sample import sample_topk as sample_topk
 from khot.select import select_topk as select_topk

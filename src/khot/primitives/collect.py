@@ -48,7 +48,7 @@ class _Bags(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, place: Tensor, k: int) -> Tensor:
         ctx.save_for_backward(x, weight, place)
-        batch, (n, d) = x.shape[:-2], x.shape[-2:]
+        batch, d = x.shape[:-2], x.shape[-1]
         by_place = _flat_place(place, k).sort(stable=True)
         starts = torch.searchsorted(by_place.values, torch.arange(k * batch.numel(), device=x.device))
         weights = weight.reshape(-1)[by_place.indices]
