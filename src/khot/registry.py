@@ -299,4 +299,3 @@ def _door(
         return out if last else out.movedim(-1, dim)
 
     return entered
-

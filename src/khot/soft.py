@@ -41,9 +41,7 @@ def soft_topk(
     return straight_through(topk_mask(scores, whole, dim=dim), soft)
 
 
-def soft_topk_matrix(
-    scores: Tensor, k: int, tau: Number = 1.0, *, method: str = "softsort", hard: bool = False, **options: Any
-) -> Tensor:
+def soft_topk_matrix(scores: Tensor, k: int, tau: Number = 1.0, *, method: str = "softsort", hard: bool = False, **options: Any) -> Tensor:
     r"""Soft selection one item at a time: row ``i`` weighs the items for the place of the ``i``-th largest.
 
     Args:

@@ -160,9 +160,7 @@ def _coarse(
     return t, step, (low, high)
 
 
-def _fine(
-    x: Tensor, k: Tensor, tau: Number, squash: Squash, t: Tensor, s: Tensor, bracket: tuple[Tensor, Tensor], rows: Rows
-) -> Tensor:
+def _fine(x: Tensor, k: Tensor, tau: Number, squash: Squash, t: Tensor, s: Tensor, bracket: tuple[Tensor, Tensor], rows: Rows) -> Tensor:
     """Polish the second part of the threshold by Newton steps that stay inside the bracket."""
     eps = torch.finfo(x.dtype).eps
     enough = 0.3 * eps**0.5 if squash.smooth else 2 * eps
@@ -185,9 +183,7 @@ def _fine(
     return s
 
 
-def _excess(
-    parts: tuple[Tensor, ...], k: Tensor, t: Tensor, s: Number, tau: Number, squash: Squash, rows: Rows
-) -> tuple[Tensor, Tensor]:
+def _excess(parts: tuple[Tensor, ...], k: Tensor, t: Tensor, s: Number, tau: Number, squash: Squash, rows: Rows) -> tuple[Tensor, Tensor]:
     """By how much the squashed row sums to more than ``k``, and how fast that grows with ``s``."""
     total, slope = -k, torch.zeros_like(k)
     for part in parts:

@@ -1,0 +1,142 @@
+r"""Sparse top-k: projections onto the permutahedron of k-hot vectors.
+
+The permutahedron of :math:`(1, \dots, 1, 0, \dots, 0)` is the k-capped simplex. Its isotonic problem has one block of equal values, the
+one across the k-th place, on whichever side of it each item lies: the value of that block is a threshold, and is searched for as such,
+in O(n) without a sort.
+"""
+
+from __future__ import annotations
+
+import functools
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+from khot.primitives.root import wide_dtype
+from khot.registry import Number, check, column, relaxation
+from khot.relaxations._threshold import Family, threshold_topk
+from khot.relaxations.euclidean import EUCLIDEAN
+
+
+@functools.cache
+def power(p: float) -> Family:
+    r"""The squashing function of the regulariser :math:`\frac1p \|y\|_p^p`: :math:`F(u) = \min(u_+, 1)^{1/(p-1)}`."""
+    if p == 2:
+        return EUCLIDEAN
+    m = 1 / (p - 1)
+
+    def slope(y: Tensor) -> Tensor:
+        inside = (y > 0) & (y < 1)
+        return torch.where(inside, m * torch.where(inside, y, 0.5) ** (2 - p), 0.0)
+
+    return Family(
+        "permutahedron",
+        f=lambda u: u.clamp(0, 1) ** m,
+        inverse=lambda y: y ** (p - 1),
+        slope=slope,
+        entropy=lambda y: (y - y**p) / p,
+        smooth=False,
+        alpha=p,
+    )
+
+
+@relaxation(
+    "permutahedron",
+    kind="mask",
+    cost="O(n)",
+    paper="Sander et al. 2023",
+    grad_k=True,
+    smooth=False,
+    sparse=True,
+    native_half=True,
+)
+def permutahedron_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, p: float = 4 / 3) -> Tensor:
+    r"""Sparse top-k with a p-norm regulariser: exact zeros and ones, few entries between.
+
+    .. math:: y = \arg\max_{y \in P(1_k)} x^\top y / \tau - \tfrac1p \|y\|_p^p ,
+              \qquad y_i = \min\bigl((x_i/\tau + c)_+, 1\bigr)^{1/(p-1)}
+
+    with :math:`P(1_k)` the convex hull of the k-hot vectors. ``p = 2`` is :func:`euclidean_topk`; towards ``p = 1`` the way from 0 to 1
+    becomes gentler at the lower end. :func:`magnitude_topk` is the same for the values themselves.
+
+    Args:
+        scores: ``(..., n)``, or any shape with ``dim`` given.
+        k: how many to select; a tensor of shape ``(...)`` receives a gradient.
+        tau: temperature; below the gap between the k-th and the next score the result is the hard top-k.
+        p: above 1 and at most 2; the paper's are 4/3 and 2.
+
+    Returns:
+        Mask in [0, 1], like ``scores``, that sums to ``k`` along ``dim``.
+
+    Example:
+        >>> permutahedron_topk(torch.tensor([-5.0, -2.0, 3.0, 1.0]), k=2, tau=0.01)
+        tensor([0., 0., 1., 1.])
+        >>> permutahedron_topk(torch.tensor([3.0, 1.0, 2.5, 2.0]), k=2)
+        tensor([1.0000, 0.0000, 0.8993, 0.1007])
+    """
+    return threshold_topk(scores, k, tau, power(_check_p(p)))
+
+
+def magnitude_topk(x: Tensor, k: Number, tau: Number = 1.0, *, p: float = 4 / 3, dim: int = -1) -> Tensor:
+    r"""Soft shrinkage to the ``k`` values of largest magnitude: a relaxation of ``x * topk_mask(x.abs(), k)``.
+
+    Values well inside the top k pass unchanged, those well outside become exactly 0; with :math:`q = p/(p-1)`,
+
+    .. math:: |y_i| = \begin{cases} |x_i| & m_i = 1 \\ |x_i| - t + m_i t & m_i > 0 \\ 0 & \text{else} \end{cases}
+              \qquad m_i = \min\Bigl(\frac1t \Bigl(\frac{|x_i| - t}{\tau}\Bigr)_+^{q-1}, 1\Bigr), \quad \textstyle\sum_i m_i = k
+
+    Args:
+        x: any shape, finite.
+        k: how many to keep, a number or a tensor like ``x`` without ``dim``.
+        tau: strength of the regularisation, a number or a tensor like ``k``; the limit 0 is the hard selection.
+        p: above 1 and at most 2; the paper's are 4/3 and 2.
+        dim: the dimension to select along.
+
+    Returns:
+        Like ``x``, with the signs of ``x``.
+
+    Example:
+        >>> magnitude_topk(torch.tensor([-5.0, -2.0, 3.0, 1.0]), k=2, tau=0.01)
+        tensor([-5., -0., 3., 0.])
+
+    Sander, Puigcerver, Djolonga, Peyre, Blondel 2023, "Fast, differentiable and sparse top-k".
+    """
+    p = _check_p(p)
+    check(x, k, tau, dim=dim)
+    rows = x.movedim(dim, -1)
+    size = rows.to(wide_dtype(rows)).abs()
+    scale, m = torch.as_tensor(column(tau, size), dtype=size.dtype, device=size.device), 1 / (p - 1)
+    t = _magnitude_threshold(size, column(k, size), scale, m)
+    kept = _share(size, t, scale, m)
+    shrunk = torch.where(kept == 1, size, torch.where(size > t, size - t + kept * t, 0.0))
+    return (shrunk * rows.sign()).to(x.dtype).movedim(-1, dim)
+
+
+def _share(size: Tensor, t: Tensor, tau: Tensor, m: float) -> Tensor:
+    above = size > t
+    rise = torch.where(above, size - t, 0.0) / tau
+    return torch.where(above, (rise**m / t).clamp(max=1.0), 0.0)
+
+
+def _magnitude_threshold(size: Tensor, k: Number, tau: Tensor, m: float) -> Tensor:
+    """The ``t`` at which the shares sum to ``k``, with its exact first and second derivatives."""
+    low, high = torch.zeros_like(size[..., :1]), size.detach().amax(-1, keepdim=True)
+    for _ in range(8 * size.element_size()):
+        middle = (low + high) / 2
+        enough = _share(size.detach(), middle, tau.detach(), m).sum(-1, keepdim=True) >= k
+        low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
+    t = high.clamp(min=torch.finfo(size.dtype).tiny)
+    for _ in range(2):  # one Newton step carries the gradient, the second the gradient of the gradient
+        share = _share(size, t, tau, m)
+        moves = (share > 0) & (share < 1)
+        slope = torch.where(moves, share * (m / torch.where(moves, size - t, 1.0) + 1 / t), 0.0).sum(-1, keepdim=True)
+        flat = slope == 0
+        t = t + torch.where(flat, 0.0, share.sum(-1, keepdim=True) - k) / torch.where(flat, 1.0, slope)
+    return t
+
+
+def _check_p(p: float) -> float:
+    if not isinstance(p, Real) or not 1 < p <= 2:
+        raise ValueError(f"p must be above 1 and at most 2 (the paper's are 4/3 and 2), got {p}")
+    return float(p)
