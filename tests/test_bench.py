@@ -13,6 +13,9 @@ from bench import gate, plot
 from bench.__main__ import commands
 from bench.__main__ import main as bench
 from bench.common import LawsRed, affordable, laws_green, race
+from bench.memory import peak, saved
+from bench.quality import measures
+from bench.seeds import PAIRS, draw, nccs
 from bench.timing import Timing
 from khot import registry
 
@@ -49,7 +52,7 @@ def run(path: Path, *argv: str) -> list[dict[str, Any]]:
 
 
 def test_commands_are_found_and_unknown_ones_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert {"speed", "seeds", "plot"} <= set(commands())
+    assert {"gradient", "memory", "plot", "quality", "seeds", "speed"} <= set(commands())
     assert bench(["sped"]) == 2
     assert "unknown benchmark 'sped'" in capsys.readouterr().err
 
@@ -123,3 +126,51 @@ def test_plot_draws_from_data_alone(tmp_path: Path) -> None:
     run(tmp_path, "speed", "--quick", *flags, "--counts", "n/16", "--dists", "normal,ties")
     files = plot.draw_one("speed", tmp_path, tmp_path / "rows.jsonl")
     assert {path.suffix for path in files} == {".png", ".svg"} and all(path.stat().st_size > 5000 for path in files)
+
+
+def test_seeds_reproduces_a_published_cell(tmp_path: Path) -> None:
+    flags = ["--pairs", "64:8,64:32", "--items", "64", "--methods", "halving,iterative,sigmoid", "--threads", "1"]
+    rows = run(tmp_path, "seeds", "--quick", *flags)
+    found = {(row["what"], row["setting"], row["n"], row["k"]): row for row in rows}
+    assert found["halving", "published", 64, 8]["nccs"] == pytest.approx(0.976, abs=0.02)
+    assert found["iterative", "published", 64, 8]["nccs"] == pytest.approx(0.217, abs=0.04)
+    assert found["iterative", "best", 64, 8]["nccs"] > 0.9 > found["iterative", "published", 64, 8]["nccs"]
+    assert found["sigmoid", "default", 64, 8]["nccs"] == pytest.approx(1.0, abs=1e-5)  # it only scales the items
+    assert all(row["seconds"] > 0 and row["items"] in (32, 64) for row in rows)
+    assert len(plot.draw_one("seeds", tmp_path, tmp_path / "rows.jsonl")) == 6
+
+
+def test_the_protocol_has_85_pairs() -> None:
+    assert len(PAIRS) == 85
+    x, v = draw(64, 2, seed=0)
+    assert -1 <= x.min() < x.max() <= 1 and 0 <= v.min() < v.max() <= 1 and x.shape == (2, 64, 32)
+    assert nccs(x, x.flip(-2)) == pytest.approx([1.0, 1.0])
+    assert nccs(torch.eye(3)[:1], torch.eye(3)[1:]) == 0
+
+
+def test_quality_and_gradient(tmp_path: Path) -> None:
+    rows = run(tmp_path, "quality", "--quick", "--methods", "sigmoid,euclidean")
+    sharp, flat = rows[0], rows[10]
+    assert sharp["tau"] < flat["tau"] and sharp["distance"] < 0.05 < flat["distance"] and sharp["entropy"] < 0.05 < 0.9 < flat["entropy"]
+    assert plot.draw_one("quality", tmp_path, tmp_path / "rows.jsonl")
+    rows = run(tmp_path, "gradient", "--quick", "--methods", "sigmoid")
+    assert max(row["cosine"] for row in rows if row["test"] == "agreement") > 0.8
+    assert max(row["solved"] for row in rows if row["test"] == "toy") == 1
+    assert plot.draw_one("gradient", tmp_path, tmp_path / "rows.jsonl")
+
+
+def test_measures_of_the_hard_mask_are_zero() -> None:
+    scores = torch.randn(4, 20, dtype=torch.float64)
+    assert measures(khot.topk_mask(scores, 5), scores, 5) == {"distance": 0, "entropy": 0, "kept": 1, "sum_error": 0}
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of the resident memory is read from /proc")
+def test_memory(tmp_path: Path) -> None:
+    x = torch.zeros(1, 3 << 22)  # blocks above 32 MB always go back to the system
+    three = peak(lambda: (x * 2 + torch.ones_like(x).expand(3, -1)).sum(0))
+    assert 3.5 * x.nbytes < three < 8 * x.nbytes
+    assert saved(lambda leaf, k: torch.softmax(leaf, -1), x, 1) == x.nbytes
+    assert saved(lambda leaf, k: leaf * 2, x, 1) == 0
+    rows = run(tmp_path, "memory", "--quick", "--kernels", "off", "--methods", "sigmoid")
+    assert {row["what"] for row in rows} == {"softmax", "topk", "sort", "sigmoid"}
+    assert plot.draw_one("memory", tmp_path, tmp_path / "rows.jsonl")

@@ -1,0 +1,52 @@
+"""Gradients: agreement with the smoothed objective, and which methods learn the right subset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.common import same
+from bench.figures._style import BASE, OURS, foot, look, plain_log, subplots
+
+
+def draw(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"gradient_agreement": _agreement(rows), "gradient_toy": _toy(rows)}
+
+
+def _agreement(rows: list[dict[str, Any]]) -> Any:
+    mine = [row for row in rows if same(row, test="agreement", hard=False)]
+    figure, axes = subplots(1, 3, size=(12, 3.8))
+    panels = {"cosine": "cosine with the smoothed objective's gradient", "norm": "norm of the gradient", "zeros": "share of zero entries"}
+    for axis, (key, title) in zip(axes, panels.items(), strict=True):
+        for index, method in enumerate(dict.fromkeys(row["what"] for row in mine)):
+            floor = 1e-6 if key == "norm" else -1.0  # a gradient of 0 lies at the foot of a logarithmic axis
+            line = sorted((row["tau"], max(floor, row[key])) for row in mine if row["what"] == method)
+            axis.plot(*zip(*line, strict=True), marker="o", label=method, **look(index))
+        axis.set(xscale="log", xlabel="temperature τ", title=title)
+    axes[1].set_yscale("log")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center")
+    foot(figure, mine)
+    return figure
+
+
+def _toy(rows: list[dict[str, Any]]) -> Any:
+    """The best temperature of each method; filled: soft, hollow: straight-through."""
+    mine = [row for row in rows if same(row, test="toy")]
+    best = {(row["what"], row["hard"]): row for row in sorted(mine, key=lambda row: (row["solved"], -(row["median_steps"] or 1e9)))}
+    names = sorted({what for what, _ in best}, key=lambda what: (best[what, False]["solved"], -(best[what, False]["median_steps"] or 1e9)))
+    figure, axes = subplots(1, 2, size=(9, 1.2 + 0.23 * len(names)), sharey=True)
+    for (what, hard), row in best.items():
+        face = "white" if hard else OURS
+        axes[0].plot(row["solved"], names.index(what), "o", color=OURS, markerfacecolor=face)
+        if row["median_steps"]:
+            axes[1].plot(row["median_steps"], names.index(what), "o", color=OURS, markerfacecolor=face)
+    axes[0].set_yticks(range(len(names)), names)
+    axes[0].set(title="problems solved", xlim=(-0.03, 1.03))
+    axes[1].set(title="steps until right for good (median)", xscale="log")
+    plain_log(axes[1].xaxis, [1, 2, 5, 10, 20, 50, 100, 200, 500])
+    axes[0].axvline(1, color=BASE, linewidth=0.8)
+    first = mine[0]
+    title = f"Learning the right {first['k']} of {first['n']} by gradient: ● soft  ○ straight-through, each at its best temperature"
+    figure.suptitle(title, x=0.01, ha="left")
+    foot(figure, mine)
+    return figure
