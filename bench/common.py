@@ -12,21 +12,21 @@ import os
 import platform
 import subprocess
 import sys
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bench.gate import LawsRed as LawsRed
 from bench.gate import laws_green as laws_green
+from bench.show import print_table as print_table
+from bench.show import progress as progress
 from bench.timing import Timing as Timing
 from bench.timing import affordable as affordable
 from bench.timing import race as race
 
-T = TypeVar("T")
 RESULTS = Path(__file__).parent / "results"
 THRESHOLD = ("sigmoid", "euclidean", "laplace", "gaussian", "entmax")  # the family solved by one root search
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64, "float16": torch.float16}
@@ -153,24 +153,6 @@ def green(methods: Iterable[str], record: Recorder) -> list[str]:
     return kept
 
 
-def progress(items: Sequence[T], label: str) -> Iterator[T]:
-    """Iterate with a bar on a terminal, with a line every 20 seconds elsewhere."""
-    if sys.stderr.isatty():
-        try:
-            from tqdm import tqdm
-
-            yield from tqdm(items, desc=label, dynamic_ncols=True)
-            return
-        except ImportError:
-            pass
-    began = last = time.monotonic()
-    for done, item in enumerate(items):
-        yield item
-        if (now := time.monotonic()) - last > 20:
-            sys.stderr.write(f"{label}: {done + 1}/{len(items)}, {now - began:.0f} s\n")
-            last = now
-
-
 def draw_scores(dist: str, shape: Sequence[int], dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
     """Scores of a named distribution: ``normal``, ``scale100``, ``cauchy`` or ``ties`` (about 20 different values)."""
     generator = torch.Generator().manual_seed(seed)
@@ -184,14 +166,6 @@ def draw_scores(dist: str, shape: Sequence[int], dtype: torch.dtype = torch.floa
     elif dist != "normal":
         raise ValueError(f"unknown distribution {dist!r}; choose from normal, scale100, cauchy, ties")
     return x.to(dtype)
-
-
-def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A plain table on standard output."""
-    widths = [max(len(str(line[i])) for line in [head, *rows]) for i in range(len(head))]
-    print(f"\n{title}")
-    for line in [head, ["-" * width for width in widths], *rows]:
-        print("  ".join(str(cell).ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 def same(row: Mapping[str, Any], **values: Any) -> bool:

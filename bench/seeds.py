@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,32 +13,9 @@ import torch
 from torch import Tensor
 
 from bench.common import Recorder, chosen, green, parser, progress, recorder
+from bench.seeds_protocol import BATCH, PAIRS, PUBLISHED, QUICK, SWEEP, TAUS, Select, best_setting, draw, nccs, selector, true_rows
 from bench.seeds_report import report
 from bench.timing import memory_limit
-
-BATCH, WIDTH = 16, 32
-PAIRS = [(2**i, 2**j) for i in range(4, 15) for j in range(1, 12) if j < i]
-QUICK = [(n, k) for n, k in PAIRS if n in (16, 64, 256, 1024) and k in (2, 8, 32, 128, 512)]
-PUBLISHED: dict[str, dict[str, Any]] = {"halving": {"mode": "power"}, "iterative": {"alpha": 2.0}}
-SWEEP: dict[str, list[dict[str, Any]]] = {
-    "halving": [{"boost": c} for c in (25.0, 50.0, 100.0, 200.0, 400.0, 800.0, 1600.0, 6400.0, 25600.0, 102400.0)],
-    "iterative": [{"alpha": a} for a in (2.0, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10)],
-}
-TAUS = [{"tau": tau} for tau in (1.0, 0.1, 0.01, 1e-3, 1e-4)]
-Select = Callable[[Tensor, Tensor], Tensor]
-
-
-def nccs(true: Tensor, found: Tensor) -> Tensor:
-    """Mean over the true rows of the best cosine among the found rows: ``(..., k, d), (..., k, d) -> (...)``."""
-    unit = torch.nn.functional.normalize
-    return (unit(true, dim=-1) @ unit(found, dim=-1).mT).amax(-1).mean(-1)
-
-
-def draw(n: int, batch: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Items from U[-1, 1] and scores from U[0, 1]."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.rand(batch, n, WIDTH, generator=generator) * 2 - 1
-    return x, torch.rand(batch, n, generator=generator)
 
 
 @dataclass
@@ -115,12 +92,6 @@ def _methods(options: argparse.Namespace, record: Recorder) -> list[str]:
     return green(chosen(options.methods, names), record)
 
 
-def _selector(method: str, k: int, options: Mapping[str, Any]) -> Select:
-    import khot
-
-    return lambda x, v: khot.select_topk(x, v, k, method=method, **options)
-
-
 def _cell(n: int, k: int, methods: list[str], costs: Costs, options: argparse.Namespace, record: Recorder, *, late: bool) -> None:
     """All methods in turns, batch after batch."""
     entries: list[Entry] = []
@@ -136,7 +107,7 @@ def _cell(n: int, k: int, methods: list[str], costs: Costs, options: argparse.Na
     items = options.items or (2 * BATCH if options.quick else 256)
     for turn in range(-(-items // BATCH)):
         x, v = draw(n, min(BATCH, items - turn * BATCH), 1 + options.seed + turn)
-        true = _true(x, v, k)
+        true = true_rows(x, v, k)
         for entry in entries:
             if entry.method in PUBLISHED or turn < 2:  # two batches tell enough of the others
                 entry.play(x, v, true)
@@ -159,11 +130,6 @@ def _again(entries: list[Entry], x: Tensor, v: Tensor, seconds: float) -> None:
             break
 
 
-def _true(x: Tensor, v: Tensor, k: int) -> Tensor:
-    index = v.topk(k).indices
-    return x.gather(-2, index.unsqueeze(-1).expand(*index.shape, x.shape[-1]))
-
-
 def _dear(method: str, n: int, k: int, costs: Costs, *, late: bool) -> str | None:
     if method in PUBLISHED:
         return None
@@ -180,32 +146,8 @@ def _entries(method: str, n: int, k: int, seed: int) -> list[Entry]:
 
     settings = {"published": PUBLISHED[method]} if method in PUBLISHED else {"default": {}}
     if khot.RELAXATIONS[method].kind == "matrix":
-        settings["best"] = _best(method, n, k, SWEEP.get(method, TAUS), seed)
-    return [Entry(method, setting, options, _selector(method, k, options)) for setting, options in settings.items()]
-
-
-def _best(method: str, n: int, k: int, settings: list[dict[str, Any]], seed: int) -> dict[str, Any]:
-    """The setting with the best nCCS on a small batch of its own among those that still have a gradient.
-
-    Without the second condition the sharpest would always win: every method is the hard top-k in the limit.
-    """
-    x, v = draw(n, max(1, min(BATCH, 2**22 // (n * k))), seed)
-    true = _true(x, v, k)
-    scored = []
-    for options in settings:
-        select = _selector(method, k, options)
-        if not scored or _alive(select, x[:1], v[:1]):
-            scored.append((nccs(true, select(x, v)).mean().item(), len(scored), options))
-    return max(scored)[2]
-
-
-def _alive(select: Select, x: Tensor, v: Tensor, least: float = 1e-3) -> bool:
-    """Whether a random linear function of the selection moves with the scores."""
-    leaf = v.clone().requires_grad_()
-    out = select(x, leaf)
-    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(0))
-    (gradient,) = torch.autograd.grad((out * weight).sum(), leaf)
-    return gradient.norm().item() > least
+        settings["best"] = best_setting(method, n, k, SWEEP.get(method, TAUS), seed)
+    return [Entry(method, setting, options, selector(method, k, options)) for setting, options in settings.items()]
 
 
 def _write(entry: Entry, n: int, k: int, threads: int, record: Recorder) -> None:

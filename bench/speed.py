@@ -4,77 +4,27 @@ from __future__ import annotations
 
 import argparse
 import functools
-import math
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bench import linear
-from bench.common import (
-    DTYPES,
-    THRESHOLD,
-    Recorder,
-    affordable,
-    chosen,
-    draw_scores,
-    green,
-    native_available,
-    parser,
-    print_table,
-    progress,
-    race,
-    recorder,
-    same,
-)
+from bench.common import DTYPES, THRESHOLD, Recorder, affordable, chosen, draw_scores, green, native_available, progress, race, recorder
 from bench.peers import peers
+from bench.speed_cells import BASELINES, COUNTS, MODES, SHAPES, Cell, Function, cells, options_parser
+from bench.speed_report import report
 from bench.timing import gradient_of, memory_limit
-
-SHAPES = {"1x1000000": (1, 10**6), "1x100000": (1, 10**5), "16x16384": (16, 16384), "256x32768": (256, 32768), "64x1024": (64, 1024)}
-SHAPES["4096x64"] = (4096, 64)
-COUNTS: dict[str, Callable[[int], int]] = {"n/16": lambda n: n // 16, "1": lambda n: 1, "8": lambda n: 8, "n/2": lambda n: n // 2}
-DISTS = ("normal", "scale100", "cauchy", "ties")
-MODES = ("forward", "forward+backward")
-Function = Callable[[Tensor, int], Tensor]
-
-BASELINES: dict[str, Function] = {
-    "softmax": lambda x, k: torch.softmax(x, -1),
-    "sigmoid()": lambda x, k: torch.sigmoid(x),
-    "copy": lambda x, k: x.clone(),
-    "topk": lambda x, k: torch.topk(x, k, dim=-1).values,
-    "sort": lambda x, k: torch.sort(x, dim=-1).values,
-}
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One input: everything that is timed on it is timed in one run."""
-
-    shape: str
-    count: str = "n/16"
-    dist: str = "normal"
-    dtype: str = "float32"
-    threads: int = 1
-
-    @property
-    def unusual(self) -> int:
-        """In how many ways the cell differs from the plain one: the plain ones come first."""
-        plain = Cell(self.shape)
-        return sum(mine != its for mine, its in zip(asdict(self).values(), asdict(plain).values(), strict=True))
-
-    @property
-    def k(self) -> int:
-        return max(1, COUNTS[self.count](SHAPES[self.shape][1]))
 
 
 def main(argv: list[str]) -> int:
-    options = _options().parse_args(argv)
+    options = options_parser(__doc__).parse_args(argv)
     if options.linear:
         return linear.run(options)
     if options.kernels == "both":
@@ -91,39 +41,24 @@ def _run(options: argparse.Namespace, record: Recorder) -> None:
     methods = green(_methods(options), record)
     others = _peers(options, record)
     deadline = time.monotonic() + 60 * (options.minutes or (0.8 if options.quick else 15))
-    for cell in progress(_cells(options), f"speed, kernels {_kernels()}"):
+    for cell in progress(cells(options), f"speed, kernels {_kernels()}"):
         if time.monotonic() > deadline:
             _skip_cell(cell, methods, record)
         else:
             _time_cell(cell, methods, others, options, record)
 
 
-def _options() -> argparse.ArgumentParser:
-    options = parser("speed", __doc__)
-    options.add_argument("--shapes", help=f"from {', '.join(SHAPES)}")
-    options.add_argument("--counts", help=f"k, from {', '.join(COUNTS)}")
-    options.add_argument("--dists", help=f"from {', '.join(DISTS)}")
-    options.add_argument("--dtypes", help=f"from {', '.join(DTYPES)}")
-    options.add_argument("--threads", help="from 1, 2, ...")
-    options.add_argument("--kernels", choices=("both", "on", "off"), default="both", help="native code, the reference, or both in turn")
-    options.add_argument("--peers", action="store_true", help="other people's implementations too, where they are installed")
-    options.add_argument("--linear", action="store_true", help="instead: time per element from n = 10^2 to 10^8")
-    options.add_argument("--minutes", type=float, help="time for one setting of the kernels; what is left then gets a row that says so")
-    options.add_argument("--limit", type=float, help="seconds a call may take, else the method is skipped there (0.5; 0.25 with --quick)")
-    options.add_argument("--gigabytes", type=float, default=8.0, help="memory that may be used")
-    options.add_argument("--silent", action="store_true", help=argparse.SUPPRESS)
-    return options
-
-
 def _both(argv: list[str], options: argparse.Namespace) -> int:
     """One process with the native code, if it is there, and one with the reference, for the family that has both."""
     record = recorder("speed", options)
-    common = [sys.executable, "-m", "bench", "speed", *argv, "--append", "--silent", "--out", str(record.path)]
     settings = ["on", "off"] if native_available() else ["off"]
     for setting in settings:
-        extra = ["--methods", ",".join(m for m in _methods(options) if m in THRESHOLD)] if setting == "off" and len(settings) > 1 else []
+        first = setting == settings[0]
+        names = [name for name in _methods(options) if first or name in THRESHOLD]
+        given = [word for word in argv if first or word != "--peers"]
+        command = [sys.executable, "-m", "bench", "speed", *given, "--append", "--silent", "--out", str(record.path), "--kernels", setting]
         env = {**os.environ, "KHOT_KERNELS": "1" if setting == "on" else "0"}
-        subprocess.run([*common, "--kernels", setting, *extra], env=env, check=True)
+        subprocess.run([*command, "--methods", ",".join(names)], env=env, check=True)
     report(Recorder("speed", record.path, append=True).rows)
     return 0
 
@@ -148,23 +83,6 @@ def _kernels() -> str:
     return "on" if native_available() else "off"
 
 
-def _cells(options: argparse.Namespace) -> list[Cell]:
-    """Plain cells first. The quick run keeps those that differ from the plain one in at most one way."""
-    cells = [
-        Cell(shape, count, dist, dtype, int(threads))
-        for shape in chosen(options.shapes, SHAPES)
-        for count in chosen(options.counts, COUNTS)
-        for dist in chosen(options.dists, DISTS)
-        for dtype in chosen(options.dtypes, DTYPES, ("float32", "bfloat16", "float64"))
-        for threads in chosen(options.threads, [str(i + 1) for i in range(os.cpu_count() or 1)], ("1", "2"))
-    ]
-    cells.sort(key=lambda cell: (cell.unusual, math.prod(SHAPES[cell.shape])))  # the dearest of a kind last
-    asked = any((options.counts, options.dists, options.dtypes, options.threads))
-    if not options.quick or asked:
-        return cells
-    return [c for c in cells if c.unusual == 0 or c.unusual == 1 and c.shape in ("1x100000", "4096x64")]
-
-
 def _time_cell(cell: Cell, methods: list[str], others: dict[str, Function], options: argparse.Namespace, record: Recorder) -> None:
     import khot
 
@@ -174,7 +92,7 @@ def _time_cell(cell: Cell, methods: list[str], others: dict[str, Function], opti
     functions: dict[str, Function] = dict(BASELINES)
     limit = options.limit or (0.25 if options.quick else 0.5)
     for name, function in {**{m: khot.RELAXATIONS[m].topk for m in methods}, **others}.items():
-        if (reason := _too_dear(name, function, cell, limit)) is None:
+        if (reason := _too_dear(name, function, cell.shape, cell.count, limit)) is None:
             functions[name] = function
         else:
             record.add(**_row(cell, name, kinds[name]), skipped=reason)
@@ -199,15 +117,15 @@ def _call(function: Function, x: Tensor, k: int, mode: str) -> Callable[[], obje
 
 
 @functools.cache
-def _too_dear(name: str, function: Function, cell: Cell, limit: float) -> str | None:
+def _too_dear(name: str, function: Function, shape: str, count: str, limit: float) -> str | None:
+    """On plain scores: the others do not cost so much more that a bound is broken by it."""
     if name == "sigmoid":
         return None
 
     def call(batch: int, n: int) -> Tensor:
-        k = max(1, COUNTS[cell.count](n))
-        return function(draw_scores(cell.dist, (batch, n), DTYPES[cell.dtype]), min(k, n))
+        return function(draw_scores("normal", (batch, n)), min(n, max(1, COUNTS[count](n))))
 
-    return affordable(call, *SHAPES[cell.shape], limit=limit)
+    return affordable(call, *SHAPES[shape], limit=limit)
 
 
 def _row(cell: Cell, name: str, kind: str) -> dict[str, Any]:
@@ -218,28 +136,3 @@ def _row(cell: Cell, name: str, kind: str) -> dict[str, Any]:
 def _skip_cell(cell: Cell, methods: list[str], record: Recorder) -> None:
     for name in methods:
         record.add(**_row(cell, name, "method"), skipped="the time given was used up")
-
-
-def report(rows: list[dict[str, Any]]) -> None:
-    """Ratio to softmax, forward / forward + backward, on the plain cells."""
-    plain = [row for row in rows if same(row, count="n/16", dist="normal", dtype="float32", threads=1)]
-    names = list(dict.fromkeys((row["what"], row["kind"], row["kernels"]) for row in plain))
-    native = any(kernels == "on" for _, _, kernels in names)
-    lines = []
-    for what, kind, kernels in names:
-        if kernels == "off" and kind != "method" and native:
-            continue
-        mine = [row for row in plain if same(row, what=what, kernels=kernels)]
-        cells = [_ratio(mine, shape) for shape in SHAPES]
-        lines.append([f"{what} ({'native' if kernels == 'on' else 'reference'})" if what in THRESHOLD else what, *cells])
-    print_table("ratio to torch.softmax, forward / forward + backward; k = n/16, normal scores, float32, 1 thread", ["", *SHAPES], lines)
-    skipped = sum("skipped" in row for row in rows)
-    print(f"{len(rows)} rows, {skipped} of them say why something was not timed; every ratio is against softmax in the same run")
-
-
-def _ratio(rows: list[dict[str, Any]], shape: str) -> str:
-    here = [row for row in rows if row["shape"] == shape]
-    if any("skipped" in row and "mode" not in row for row in here):
-        return "skipped"
-    found = {row["mode"]: f"{row['ratio']:.2g}" if row["ratio"] < 10 else f"{row['ratio']:.0f}" for row in here if "ratio" in row}
-    return " / ".join(found.get(mode, "-") for mode in MODES) if found else ""
