@@ -45,7 +45,7 @@ def difftopk_softsort(scores: Tensor, k: int) -> Tensor:
     """difftopk 0.2: the sum of the first k rows of SoftSort's matrix."""
     from difftopk import SoftSort
 
-    return SoftSort(tau=1.0, k=k)(scores)[1].sum(-1)
+    return SoftSort(tau=1.0)(scores)[..., :k, :].sum(-2)
 
 
 def jaxopt_box(scores: Tensor, k: int) -> Tensor:
