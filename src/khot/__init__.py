@@ -1,7 +1,9 @@
 """khot: differentiable top-k for PyTorch."""
 
 from khot import designs as designs
+from khot import linear_bounds as linear_bounds
 from khot import nn as nn
+from khot.linear_bounds import certify_topk as certify_topk
 from khot.loss import topk_inverse as topk_inverse
 from khot.loss import topk_loss as topk_loss
 from khot.loss import topk_value as topk_value
@@ -9,6 +11,7 @@ from khot.primitives.rank import soft_rank as soft_rank
 from khot.primitives.rank import soft_sort as soft_sort
 from khot.registry import DESIGNS as DESIGNS
 from khot.registry import RELAXATIONS as RELAXATIONS
+from khot.relaxations.counting import counting_matrix as counting_matrix
 from khot.relaxations.entmax import entmax_topk as entmax_topk
 from khot.relaxations.euclidean import euclidean_topk as euclidean_topk
 from khot.relaxations.gaussian import gaussian_topk as gaussian_topk

@@ -1,0 +1,149 @@
+"""The k-th best by counting, with smooth steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+from torch.utils.checkpoint import checkpoint
+
+from khot.primitives.limits import check_size
+from khot.registry import Number, column, readable, relaxation
+from khot.relaxations._rows import finite_part, settle_mask, settle_rows
+
+STEPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "hat": lambda x: (x + 0.5).clamp(0, 1),
+    "gaussian": torch.special.ndtr,
+}
+_PIECE = 1 << 22  # pairs that are compared at once
+
+
+def soft_count(scores: Tensor, tau: Number, h: str) -> Tensor:
+    r""":math:`\frac12 + \sum_j h((x_j - x_i) / \tau)`: the rank of every item, 1 for the largest, equal for equal scores.
+
+    Long rows are compared in pieces, which the backward pass compares again: O(n^2) time, O(n) memory.
+
+    Args:
+        scores: ``(..., n)``; -inf is not counted, +inf ranks above everything finite.
+        tau: temperature, a number or ``(..., 1)``.
+        h: a name in ``STEPS``.
+    """
+    check_size("counting", *scores.shape, scores.shape[-1], what="table of pairs", fix="use softrank, which costs O(n log n)")
+    safe, _ = finite_part(scores)
+    finite, certain = scores.isfinite(), (scores == torch.inf).sum(-1, keepdim=True)
+    step = max(1, _PIECE // max(1, scores.numel()))
+    if step >= scores.shape[-1] or not readable(scores):
+        return 0.5 + certain + _above(safe, safe, finite, tau, h)
+    parts = [checkpoint(_above, part, safe, finite, tau, h, use_reentrant=False) for part in safe.split(step, -1)]
+    return 0.5 + certain + torch.cat(parts, -1)
+
+
+def _above(part: Tensor, scores: Tensor, counted: Tensor, tau: Number, h: str) -> Tensor:
+    gaps = scores.unsqueeze(-2) - part.unsqueeze(-1)
+    steps = STEPS[h](gaps / (tau.unsqueeze(-1) if isinstance(tau, Tensor) else tau))
+    return torch.where(counted.unsqueeze(-2), steps, 0.0).sum(-1)
+
+
+def _log_delta(ranks: Tensor, place: Tensor, tau: Number, delta: str) -> Tensor:
+    """``log delta(rank - place)`` up to a constant; the first place takes every rank below it too."""
+    away = ranks.unsqueeze(-2) - place
+    width = tau.unsqueeze(-1) if isinstance(tau, Tensor) else tau
+    if delta == "sigmoid":
+        below = logsigmoid((0.5 - away) / width)
+        return torch.where(place == 1, below, below + logsigmoid((0.5 + away) / width))
+    if delta == "gaussian":
+        return -(away / width).square() / 2
+    return _log_hat(away)
+
+
+def _log_hat(away: Tensor) -> Tensor:
+    """Rows that no rank comes near, as when three items tie, take the nearest."""
+    hat = 1 - away.abs()
+    empty = (hat <= 0).all(-1, keepdim=True)
+    nearest = hat >= hat.amax(-1, keepdim=True)
+    inside = torch.where(empty, nearest, hat > 0)
+    return torch.where(inside, torch.where(inside & ~empty, hat, 1.0).log(), -torch.inf)
+
+
+def _raw_delta(ranks: Tensor, place: Tensor, tau: Number, delta: str) -> Tensor:
+    away = ranks.unsqueeze(-2) - place
+    width = tau.unsqueeze(-1) if isinstance(tau, Tensor) else tau
+    if delta == "sigmoid":
+        return torch.sigmoid((0.5 - away) / width) - torch.where(place == 1, 0.0, torch.sigmoid((-0.5 - away) / width))
+    return (1 - away.abs()).clamp(min=0) if delta == "hat" else torch.exp(-(away / width).square() / 2)
+
+
+def _check(h: str, delta: str) -> None:
+    for name, value in (("h", h), ("delta", delta)):
+        if value not in STEPS:
+            raise ValueError(f"{name} must be one of {', '.join(STEPS)}, got {value!r}")
+
+
+def _mask(
+    scores: Tensor, k: int, tau: Number = 1.0, *, h: str = "sigmoid", delta: str = "sigmoid", normalize: bool = True
+) -> Tensor:
+    if normalize or delta != "sigmoid":
+        return settle_mask(counting_body(scores, k, tau, h=h, delta=delta, normalize=normalize).sum(-2), scores, k)
+    _check(h, delta)
+    width = column(tau, scores)
+    mask = torch.sigmoid((k + 0.5 - soft_count(scores, width, h)) / width)  # the differences telescope
+    return settle_mask(mask if k else torch.zeros_like(mask), scores, k)
+
+
+def counting_body(scores: Tensor, k: int, tau: Number, *, h: str, delta: str, normalize: bool) -> Tensor:
+    """The matrix behind the door."""
+    _check(h, delta)
+    check_size("counting", *scores.shape[:-1], k, scores.shape[-1])
+    width = column(tau, scores)
+    ranks = soft_count(scores, width, h)
+    place = torch.arange(1, k + 1, device=scores.device, dtype=scores.dtype).unsqueeze(-1)
+    _, open_columns = finite_part(scores)
+    if not normalize:
+        return settle_rows(torch.where(open_columns.unsqueeze(-2), _raw_delta(ranks, place, width, delta), 0.0), scores)
+    logits = torch.where(open_columns, ranks, torch.inf) if delta == "hat" else ranks
+    logits = _log_delta(logits, place, width, delta).masked_fill(~open_columns.unsqueeze(-2), -torch.inf)
+    return settle_rows(torch.softmax(logits, -1), scores)
+
+
+@relaxation(
+    "counting",
+    kind="matrix",
+    cost="O(n^2)",
+    paper="Haurum et al. 2023 (the operator); Qin, Liu, Li 2010 (soft counting)",
+    mask=_mask,
+    bounded=False,
+    monotone=False,
+    complete=False,
+    scale_free=False,
+)
+def counting_matrix(
+    scores: Tensor, k: int, tau: Number = 1.0, *, h: str = "sigmoid", delta: str = "sigmoid", normalize: bool = True
+) -> Tensor:
+    r"""Kth-Best by counting: an item is the i-th best if as many as i scores, its own among them, are not below its own.
+
+    .. math:: r_j = \tfrac12 + \sum_l h\bigl((x_l - x_j) / \tau\bigr), \qquad P_{ij} \propto \delta(r_j - i)
+
+    with h a smooth step and :math:`\delta` a smooth indicator of 0. Equal scores share their places equally. The temperature softens
+    the comparison of ranks as well, so that huge scores alone do not make the result hard.
+
+    Args:
+        scores: ``(..., n)``.
+        k: how many rows.
+        tau: temperature, a number or ``(...)``.
+        h: ``"sigmoid"``, ``"hat"`` (a ramp, the integral of a box) or ``"gaussian"`` (the normal distribution function).
+        delta: ``"sigmoid"`` (the difference of two), ``"hat"`` (``max(0, 1 - |r - i|)``) or ``"gaussian"``.
+        normalize: let the rows sum to 1. Without it the rows are :math:`\delta` itself, and with sigmoids the mask telescopes to
+            :math:`\sigma((k + 1/2 - r) / \tau)`.
+
+    Returns:
+        ``(..., k, n)``, rows that sum to 1. The columns may sum to more than 1.
+
+    Example:
+        >>> counting_matrix(torch.tensor([1.0, 3.0, 2.0]), k=2, tau=0.1).round(decimals=3)
+        tensor([[0.0000, 0.9930, 0.0070],
+                [0.0070, 0.0070, 0.9870]])
+    """
+    return counting_body(scores, k, tau, h=h, delta=delta, normalize=normalize)
