@@ -45,10 +45,11 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     demo.add_argument("--out", type=Path, default=Path("khot-demo.png"), metavar="PNG", help="where the picture goes")
-    demo.add_argument("--k", type=int, nargs="+", default=[2, 4, 8, 12, 16], metavar="K", help="how many pixels")
-    demo.add_argument("--seeds", type=int, default=8, metavar="N", help="repetitions; each has its own split, weights and batches")
-    demo.add_argument("--steps", type=int, default=800, metavar="N", help="optimiser steps of every method")
-    demo.add_argument("--method", default="sigmoid", choices=sorted(khot.RELAXATIONS), help="the relaxation to learn with")
+    demo.add_argument("--k", type=int, nargs="+", default=[2, 4, 8, 12, 16, 24], metavar="K", help="how many pixels")
+    demo.add_argument("--seeds", type=int, default=6, metavar="N", help="repetitions; each has its own split, weights and batches")
+    demo.add_argument("--steps", type=int, default=1000, metavar="N", help="optimiser steps of every method")
+    soft = sorted(name for name, row in khot.RELAXATIONS.items() if row.grad_k)  # these take a k per row
+    demo.add_argument("--method", default="sigmoid", choices=soft, help="the relaxation to learn with")
     demo.set_defaults(run=_demo)
 
 
