@@ -51,10 +51,13 @@ def test_small_demo_draws_and_prints(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_demo_split_keeps_the_test_part_apart() -> None:
     split = data.load(3)
     for seed in range(3):
-        parts = [{tuple(row) for row in part.images.view(-1, 64).tolist()} for part in split._replace(
-            train=data.Part(split.train.images[seed], split.train.labels[seed]),
-            validation=data.Part(split.validation.images[seed], split.validation.labels[seed]),
-        )]
+        parts = [
+            {tuple(row) for row in part.images.view(-1, 64).tolist()}
+            for part in split._replace(
+                train=data.Part(split.train.images[seed], split.train.labels[seed]),
+                validation=data.Part(split.validation.images[seed], split.validation.labels[seed]),
+            )
+        ]
         assert sum(map(len, parts)) == len(set.union(*parts)) == 1797
     assert not torch.equal(split.train.labels[0], split.train.labels[1])
 

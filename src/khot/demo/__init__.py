@@ -63,5 +63,3 @@ def _table(accuracy: Tensor, ks: Sequence[int]) -> object:
         cells = [f"{mean[i, j]:.1f}±{spread[i, j]:.1f}" for j in range(len(ks))]
         table.add_row(NAMES[method][0], *(f"[bold]{cell}[/]" if best[j] == i else cell for j, cell in enumerate(cells)))
     return table
-
-

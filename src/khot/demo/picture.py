@@ -22,7 +22,14 @@ def draw(result: Result, split: Split, ks: Sequence[int], labels: Mapping[str, s
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    style = {"font.size": 10, "text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK, "axes.edgecolor": "#9a9aa8"}
+    style = {
+        "font.size": 10,
+        "text.color": INK,
+        "axes.labelcolor": INK,
+        "xtick.color": INK,
+        "ytick.color": INK,
+        "axes.edgecolor": "#9a9aa8",
+    }
     with rc_context(style):
         figure = Figure(figsize=(12, 4.3), dpi=150, facecolor="white")
         left, right = figure.subfigures(1, 2, width_ratios=[1.05, 1])
@@ -76,8 +83,8 @@ def _frame(x: int, y: int) -> Any:
 
 
 def _image(axis: Any, values: Tensor, *, cmap: Any) -> None:
-    edges = torch.arange(SIDE + 1) - 0.5
-    axis.pcolormesh(edges, edges, values.view(SIDE, SIDE), cmap=cmap, vmin=0.0, vmax=1.0, edgecolors="white", linewidth=0.4)
+    edges = (torch.arange(SIDE + 1) - 0.5).numpy()
+    axis.pcolormesh(edges, edges, values.view(SIDE, SIDE).numpy(), cmap=cmap, vmin=0.0, vmax=1.0, edgecolors="white", linewidth=0.4)
     axis.invert_yaxis()
     axis.set_aspect("equal")
     axis.set(xticks=[], yticks=[])
@@ -97,7 +104,8 @@ def _curves(figure: Any, accuracy: Tensor, ks: Sequence[int], labels: Mapping[st
     axis = figure.subplots(gridspec_kw={"left": 0.1, "right": 0.97, "top": 0.87, "bottom": 0.13})
     order = sorted(range(len(ks)), key=lambda j: ks[j])
     x = [ks[j] for j in order]
-    mean, spread = 100 * accuracy.mean(0)[:, order], 100 * accuracy.std(0, correction=min(1, len(accuracy) - 1))[:, order]
+    mean = 100 * accuracy.mean(0)[:, order].numpy()
+    spread = 100 * accuracy.std(0, correction=min(1, len(accuracy) - 1))[:, order].numpy()
     for i, method in reversed(list(enumerate(METHODS))):
         bold = method == "learned"
         axis.fill_between(x, mean[i] - spread[i], mean[i] + spread[i], color=COLORS[method], alpha=0.22 if bold else 0.12, linewidth=0)
