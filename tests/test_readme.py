@@ -40,3 +40,10 @@ def test_a_stale_table_is_noticed(tmp_path: Path) -> None:
     assert tables.main([str(page)]) == 0
     assert tables.main(["--check", str(page)]) == 0
     assert "`sigmoid`" in page.read_text()
+
+
+def test_the_readme_has_the_first_screen() -> None:
+    text = (ROOT / "README.md").read_text()
+    for part in ("pip install", "docs/figures/demo.png", "torch.topk", "make demo", "make test", "<!-- table: methods -->"):
+        assert part in text
+    assert (ROOT / "docs/figures/demo.png").stat().st_size > 10_000

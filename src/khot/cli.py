@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 import khot
-from khot import tables
+from khot import kernels, tables
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,6 +71,7 @@ def _info(options: argparse.Namespace) -> int:
         "machine": f"{platform.system()} {platform.machine()}",
         "threads": str(torch.get_num_threads()),
         "accelerator": str(torch.accelerator.current_accelerator() or "none"),
+        "kernels": ", ".join(getattr(kernels, "available", tuple)()) or "none: plain PyTorch",
         "relaxations": str(len(khot.RELAXATIONS)),
         "designs": str(len(khot.DESIGNS)),
     }

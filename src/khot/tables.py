@@ -31,8 +31,14 @@ _MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 def methods() -> Rows:
     """One row per relaxation, header first."""
-    header = ["method", "returns", *_RELAXATION_FLAGS.values(), "cost", "does not keep", "options", "paper"]
+    header = ["method", "returns", *_RELAXATION_FLAGS.values(), "cost", "does not keep", "paper"]
     return [header, *(_method(row) for _, row in sorted(khot.RELAXATIONS.items()))]
+
+
+def options() -> Rows:
+    """The options of each relaxation that has any, with their defaults."""
+    chosen = [row for _, row in sorted(khot.RELAXATIONS.items()) if row.options]
+    return [["method", "options"], *([f"`{row.name}`", _options(row)] for row in chosen)]
 
 
 def designs() -> Rows:
@@ -41,7 +47,7 @@ def designs() -> Rows:
     return [header, *(_design(row) for _, row in sorted(khot.DESIGNS.items()))]
 
 
-TABLES = {"methods": methods, "designs": designs}
+TABLES = {"methods": methods, "options": options, "designs": designs}
 
 
 def markdown(rows: Rows) -> str:
@@ -58,9 +64,12 @@ def fill(text: str) -> str:
 
 def _method(row: Any) -> list[str]:
     returns = "mask, matrix" if row.kind == "matrix" else "mask"
-    options = ", ".join(f"`{name}={_short(value)}`" for name, value in row.options.items())
     flags = [_tick(getattr(row, name)) for name in _RELAXATION_FLAGS]
-    return [f"`{row.name}`", returns, *flags, row.cost, ", ".join(_broken(row)), options, row.paper]
+    return [f"`{row.name}`", returns, *flags, row.cost, ", ".join(_broken(row)), row.paper]
+
+
+def _options(row: Any) -> str:
+    return ", ".join(f"`{name}={_short(value)}`" for name, value in row.options.items())
 
 
 def _design(row: Any) -> list[str]:
@@ -90,13 +99,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m khot.tables", description=__doc__)
     parser.add_argument("paths", nargs="+", type=Path, help="Markdown files, or folders of them")
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a table is out of date")
-    options = parser.parse_args(arguments)
-    stale = [page for page in _pages(options.paths) if fill(page.read_text()) != page.read_text()]
+    given = parser.parse_args(arguments)
+    stale = [page for page in _pages(given.paths) if fill(page.read_text()) != page.read_text()]
     for page in stale:
-        sys.stderr.write(f"{page}: {'out of date; run `make tables`' if options.check else 'written'}\n")
-        if not options.check:
+        sys.stderr.write(f"{page}: {'out of date; run `make tables`' if given.check else 'written'}\n")
+        if not given.check:
             page.write_text(fill(page.read_text()))
-    return 1 if options.check and stale else 0
+    return 1 if given.check and stale else 0
 
 
 if __name__ == "__main__":

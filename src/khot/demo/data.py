@@ -33,8 +33,8 @@ def load(seeds: int) -> Split:
     """scikit-learn's 8x8 digits. The test part is the same for every seed; the rest is divided anew by each."""
     from sklearn.datasets import load_digits
 
-    digits = load_digits()
-    whole = Part(torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target))
+    pixels, labels = load_digits(return_X_y=True)
+    whole = Part(torch.tensor(pixels, dtype=torch.float32) / 16, torch.tensor(labels))
     order = torch.randperm(len(whole.labels), generator=torch.Generator().manual_seed(2024))
     test, rest = _take(whole, order[:_NUM_TEST]), _take(whole, order[_NUM_TEST:])
     orders = torch.stack([torch.randperm(len(rest.labels), generator=torch.Generator().manual_seed(seed)) for seed in range(seeds)])

@@ -22,7 +22,7 @@ def draw(result: Result, split: Split, ks: Sequence[int], labels: Mapping[str, s
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    style = {
+    style: dict[Any, Any] = {
         "font.size": 10,
         "text.color": INK,
         "axes.labelcolor": INK,
@@ -32,7 +32,7 @@ def draw(result: Result, split: Split, ks: Sequence[int], labels: Mapping[str, s
     }
     with rc_context(style):
         figure = Figure(figsize=(12, 4.3), dpi=150, facecolor="white")
-        left, right = figure.subfigures(1, 2, width_ratios=[1.05, 1])
+        left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=[1.05, 1])[0]
         _pixels(left, result.pixels[:, METHODS.index("learned")], split, ks)
         _curves(right, result.accuracy, ks, labels)
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,12 @@ def _curves(figure: Any, accuracy: Tensor, ks: Sequence[int], labels: Mapping[st
     for i, method in reversed(list(enumerate(METHODS))):
         bold = method == "learned"
         axis.fill_between(x, mean[i] - spread[i], mean[i] + spread[i], color=COLORS[method], alpha=0.22 if bold else 0.12, linewidth=0)
-        style = {"color": COLORS[method], "marker": MARKS[method], "markersize": 5.5 if bold else 4.5, "linewidth": 2.6 if bold else 1.5}
+        style: dict[Any, Any] = {
+            "color": COLORS[method],
+            "marker": MARKS[method],
+            "markersize": 5.5 if bold else 4.5,
+            "linewidth": 2.6 if bold else 1.5,
+        }
         axis.plot(x, mean[i], label=labels[method], zorder=5 if bold else 3, **style)
     axis.set_xscale("log", base=2)
     axis.set_xticks(x, [str(k) for k in x])
