@@ -51,12 +51,8 @@ def sample(
     row = find(DESIGNS, design, "design")
     check_scores(probs, dim, "probs")
     x = _work(probs, dim)
-    _check_range(x)
-    total = x.sum(-1, keepdim=True, dtype=wide_dtype(x))
-    size = total.round().long() if k is None else torch.full_like(total, k, dtype=torch.long)
-    if row.fixed_size:
-        _check_sum(total, size, probs.dtype, x.shape[-1], k)
-    return _draw(row, x, size, generator, num_samples, options).to(probs.dtype).movedim(-1, dim)
+    size = check_probs(x, k, eps=torch.finfo(probs.dtype).eps, whole=row.fixed_size)
+    return _draw(row, x, size, generator, num_samples, options).to(probs.dtype).movedim(-1, dim % probs.ndim - probs.ndim)
 
 
 def sample_topk(
@@ -105,7 +101,7 @@ def sample_topk(
         raise ValueError(f"method {method!r} gives no probabilities that sum to k; choose one whose row says sums_to_k and bounded")
     soft = method_row.topk(scores, k, tau, dim=dim, **options)
     hard = _draw_soft(row, _work(soft, dim), k, generator, num_samples, design_options or {})
-    return straight_through(hard.to(soft.dtype).movedim(-1, dim), soft)
+    return straight_through(hard.to(soft.dtype).movedim(-1, dim % soft.ndim - soft.ndim), soft)
 
 
 def _draw_soft(
@@ -148,6 +144,16 @@ def _work(probs: Tensor, dim: int) -> Tensor:
     return probs.detach().movedim(dim, -1).to(torch.promote_types(probs.dtype, torch.float32))
 
 
+def check_probs(probs: Tensor, k: int | None = None, *, eps: float = _SINGLE, whole: bool = True) -> Tensor:
+    """The whole numbers ``(..., 1)`` that the rows sum to; raises where ``probs`` are no probabilities or do not sum to them."""
+    _check_range(probs)
+    total = probs.detach().sum(-1, keepdim=True, dtype=wide_dtype(probs))
+    size = total.round().long() if k is None else torch.full_like(total, k, dtype=torch.long)
+    if whole and readable(total):
+        _check_sum(total, size, max(eps, _SINGLE), probs.shape[-1], k)
+    return size
+
+
 def _check_range(probs: Tensor) -> None:
     if readable(probs) and not bool(((probs >= 0) & (probs <= 1)).all()):
         if bool(probs.isnan().any()):
@@ -156,16 +162,12 @@ def _check_range(probs: Tensor) -> None:
         raise ValueError(f"probs must lie in [0, 1], got values from {low:g} to {high:g}; sample_topk(scores, k) takes any scores")
 
 
-def _check_sum(total: Tensor, size: Tensor, dtype: torch.dtype, n: int, k: int | None) -> None:
-    if not readable(total) or total.numel() == 0:
-        return
+def _check_sum(total: Tensor, size: Tensor, eps: float, n: int, k: int | None) -> None:
     if k is not None and not 0 <= k <= n:
         raise ValueError(f"k must be between 0 and n={n}, got {k}")
-    allowed = (_ROUNDINGS * max(torch.finfo(dtype).eps, _SINGLE) * total.clamp(min=1)).clamp(max=0.25 if k is None else 0.5)
+    allowed = (_ROUNDINGS * eps * total.clamp(min=1)).clamp(max=0.25 if k is None else 0.5)
     off = (total - size).abs() > allowed
     if bool(off.any()):
         worst = total[off][0].item()
         must = "a whole number" if k is None else f"k={k}"
-        raise ValueError(
-            f"probs must sum to {must} along dim, got a sum of {worst:.9g}; sample_topk(scores, k) makes such probabilities"
-        )
+        raise ValueError(f"probs must sum to {must} along dim, got a sum of {worst:.9g}; sample_topk(scores, k) makes such probabilities")
