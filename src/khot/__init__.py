@@ -1,6 +1,8 @@
 """khot: differentiable top-k for PyTorch."""
 
 from khot import designs as designs
+from khot import distributions as distributions
+from khot import estimators as estimators
 from khot import linear_bounds as linear_bounds
 from khot import nn as nn
 from khot.linear_bounds import certify_topk as certify_topk
