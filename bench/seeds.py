@@ -29,6 +29,10 @@ class Entry:
     times: list[float] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
 
+    def wanted(self, turn: int) -> bool:
+        """All batches at the published setting, and where they are cheap; elsewhere two tell enough."""
+        return turn < 2 or self.setting == "published" or self.method in PUBLISHED and self.times[-1] < 0.5
+
     def play(self, x: Tensor, v: Tensor, true: Tensor) -> None:
         began = time.perf_counter()
         found = self.select(x, v)
@@ -107,14 +111,22 @@ def _cell(n: int, k: int, methods: list[str], costs: Costs, options: argparse.Na
     items = options.items or (2 * BATCH if options.quick else 256)
     for turn in range(-(-items // BATCH)):
         x, v = draw(n, min(BATCH, items - turn * BATCH), 1 + options.seed + turn)
-        true = true_rows(x, v, k)
-        for entry in entries:
-            if entry.method in PUBLISHED or turn < 2:  # two batches tell enough of the others
-                entry.play(x, v, true)
+        entries = [entry for entry in entries if not entry.wanted(turn) or _played(entry, x, v, k, record)]
     _again(entries, x, v, 0.2 if options.quick else 1.0)
     for entry in entries:
         _write(entry, n, k, options.threads, record)
         costs.seen[entry.method, n, k] = max(entry.times[-1], costs.seen.get((entry.method, n, k), 0.0))
+
+
+def _played(entry: Entry, x: Tensor, v: Tensor, k: int, record: Recorder) -> bool:
+    """Whether it went well; if not, a row says why."""
+    try:
+        entry.play(x, v, true_rows(x, v, k))
+        return True
+    except (RuntimeError, ValueError, MemoryError) as error:
+        reason = f"fails: {str(error).splitlines()[0][:160]}"
+        record.add(what=entry.method, setting=entry.setting, n=v.shape[-1], k=k, skipped=reason)
+        return False
 
 
 def _again(entries: list[Entry], x: Tensor, v: Tensor, seconds: float) -> None:
