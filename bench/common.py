@@ -21,7 +21,8 @@ from torch import Tensor
 
 from bench.gate import LawsRed as LawsRed
 from bench.gate import laws_green as laws_green
-from bench.show import print_table as print_table
+from bench.show import Table as Table
+from bench.show import print_tables as print_tables
 from bench.show import progress as progress
 from bench.timing import Timing as Timing
 from bench.timing import affordable as affordable

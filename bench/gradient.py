@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.common import Recorder, chosen, draw_scores, green, parser, print_table, progress, recorder, same
+from bench.common import Recorder, Table, chosen, draw_scores, green, parser, print_tables, progress, recorder, same
 
 N, K = 16, 4
 TAUS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     for method in progress(methods, "gradient"):
         _agreement(method, truth, record, given)
         _toy(method, record, given)
-    _report(record.rows)
+    print_tables(tables(record.rows))
     return 0
 
 
@@ -117,14 +117,16 @@ def _first(right: list[bool]) -> int | None:
     return wrong[-1] + 2 if wrong else 1
 
 
-def _report(rows: list[dict[str, Any]]) -> None:
-    lines = []
-    for method in dict.fromkeys(row["what"] for row in rows if "test" in row):
-        agree = max((row for row in rows if same(row, what=method, test="agreement", hard=False)), key=lambda row: row["cosine"])
-        toy = max((row for row in rows if same(row, what=method, test="toy")), key=lambda row: (row["solved"], -(row["median_steps"] or 0)))
-        lines.append([
-            method, f"{agree['cosine']:.3f} at {agree['tau']:g}", f"{agree['norm']:.2g}", f"{agree['zeros']:.0%}",
-            f"{toy['solved']:.0%} at {toy['tau']:g}{' hard' if toy['hard'] else ''}", f"{toy['median_steps'] or '-'}",
-        ])  # fmt: skip
+def tables(rows: list[dict[str, Any]]) -> list[Table]:
+    """Each method at the temperature where it does best."""
+    lines = [_line(rows, method) for method in dict.fromkeys(row["what"] for row in rows if "test" in row)]
     head = ["", "best cosine, tau", "norm", "zeros", "toy solved, tau", "median steps"]
-    print_table("agreement with the smoothed objective's gradient, and the toy", head, lines)
+    return [Table("agreement with the smoothed objective's gradient, and the toy", head, lines)]
+
+
+def _line(rows: list[dict[str, Any]], method: str) -> list[str]:
+    agree = max((row for row in rows if same(row, what=method, test="agreement", hard=False)), key=lambda row: row["cosine"])
+    toy = max((row for row in rows if same(row, what=method, test="toy")), key=lambda row: (row["solved"], -(row["median_steps"] or 0)))
+    solved = f"{toy['solved']:.0%} at {toy['tau']:g}{', straight-through' if toy['hard'] else ''}" if toy["solved"] else "none"
+    steps = f"{toy['median_steps']:g}" if toy["median_steps"] else "-"
+    return [method, f"{agree['cosine']:.3f} at {agree['tau']:g}", f"{agree['norm']:.2g}", f"{agree['zeros']:.0%}", solved, steps]

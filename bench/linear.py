@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bench.common import Recorder, draw_scores, laws_green, native_available, print_table, progress, race, recorder
+from bench.common import Recorder, Table, draw_scores, laws_green, native_available, print_tables, progress, race, recorder
 from bench.timing import gradient_of
 
 FUNCTIONS: dict[str, Callable[[Tensor, int], Tensor]] = {
@@ -32,9 +33,14 @@ def run(options: argparse.Namespace) -> int:
     sizes = [m * 10**p for p in range(2, 6 if options.quick else 8) for m in (1, 3)] + [10**6 if options.quick else 10**8]
     for n in progress(sizes, "linear"):
         _time(n, record, quick=options.quick)
-    rows = [[f"{n:.0e}", *(f"{r['nanoseconds']:.3g}" for r in record.rows if r["n"] == n and r["mode"] == "forward")] for n in sizes]
-    print_table("nanoseconds per element, forward, float32, one thread, k = n/16", ["n", *FUNCTIONS], rows)
+    print_tables(tables(record.rows))
     return 0
+
+
+def tables(rows: list[dict[str, Any]]) -> list[Table]:
+    found = {(row["n"], row["what"]): f"{row['nanoseconds']:.3g}" for row in rows if row["mode"] == "forward"}
+    lines = [[f"{n:.0e}", *(found[n, what] for what in FUNCTIONS)] for n in dict.fromkeys(n for n, _ in found)]
+    return [Table("nanoseconds per element, forward, float32, one thread, k = n/16", ["n", *FUNCTIONS], lines)]
 
 
 def _time(n: int, record: Recorder, *, quick: bool) -> None:

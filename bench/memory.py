@@ -17,13 +17,14 @@ from torch import Tensor
 from bench.common import (
     THRESHOLD,
     Recorder,
+    Table,
     affordable,
     chosen,
     draw_scores,
     green,
     native_available,
     parser,
-    print_table,
+    print_tables,
     progress,
     recorder,
     same,
@@ -76,7 +77,7 @@ def _both(argv: list[str], options: argparse.Namespace) -> int:
         names = [m for m in _methods(options) if m in THRESHOLD or setting == settings[0]]
         command = [sys.executable, "-m", "bench", "memory", *argv, "--append", "--out", str(record.path), "--kernels", setting]
         subprocess.run([*command, "--methods", ",".join(names)], env=env, check=True)
-    report(Recorder("memory", record.path, append=True).rows)
+    print_tables(tables(Recorder("memory", record.path, append=True).rows))
     return 0
 
 
@@ -165,16 +166,18 @@ def saved(function: Callable[[Tensor, int], Tensor], x: Tensor, k: int) -> int:
     return sum(storages.values())
 
 
-def report(rows: list[dict[str, Any]]) -> None:
-    """Multiples of the input's size."""
-    for shape in dict.fromkeys(row["shape"] for row in rows if "shape" in row):
-        here = [row for row in rows if same(row, shape=shape)]
-        lines = [
-            [
-                f"{row['what']} ({'native' if row['kernels'] == 'on' else 'reference'})" if row["what"] in THRESHOLD else row["what"],
-                *(f"{row[key]:.3f}" if key in row else "skipped" for key in ("forward_peak_ratio", "backward_peak_ratio", "saved_ratio")),
-            ]
-            for row in here
-        ]
-        head = ["", "forward, beyond input and output", "forward + backward, beyond input and gradient", "kept for backward"]
-        print_table(f"memory at {shape}, float32, k = n/16, as multiples of the input", head, lines)
+def tables(rows: list[dict[str, Any]]) -> list[Table]:
+    """Multiples of the input's size, a table for each shape."""
+    return [_table(rows, shape) for shape in dict.fromkeys(row["shape"] for row in rows if "shape" in row)]
+
+
+def _table(rows: list[dict[str, Any]], shape: str) -> Table:
+    keys = ("forward_peak_ratio", "backward_peak_ratio", "saved_ratio")
+    here = [row for row in rows if same(row, shape=shape)]
+    lines = [[_name(row), *(f"{row[key]:.3f}" if key in row else "skipped" for key in keys)] for row in here]
+    head = ["", "forward, beyond input and output", "forward + backward, beyond input and gradient", "kept for backward"]
+    return Table(f"memory at {shape}, float32, k = n/16, as multiples of the input", head, lines)
+
+
+def _name(row: dict[str, Any]) -> str:
+    return f"{row['what']} ({'native' if row['kernels'] == 'on' else 'reference'})" if row["what"] in THRESHOLD else row["what"]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.common import chosen, draw_scores, green, parser, print_table, progress, recorder
+from bench.common import Table, chosen, draw_scores, green, parser, print_tables, progress, recorder
 
 
 def main(argv: list[str]) -> int:
@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
             torch.manual_seed(given.seed)  # for the methods that draw
             mask = khot.soft_topk(scores, given.k, tau, method=method)
             record.add(what=method, n=given.n, k=given.k, tau=tau, rows=scores.shape[0], **measures(mask, scores, given.k))
-    _report(record.rows, taus)
+    print_tables(tables(record.rows))
     return 0
 
 
@@ -52,12 +52,10 @@ def measures(mask: Tensor, scores: Tensor, k: int) -> dict[str, float]:
     return {name: values.mean().item() for name, values in found.items()}
 
 
-def _report(rows: list[dict[str, Any]], taus: list[float]) -> None:
-    """The tables at three temperatures."""
+def tables(rows: list[dict[str, Any]]) -> list[Table]:
+    """Three temperatures."""
+    taus = {row["tau"] for row in rows if "tau" in row}
     shown = [min(taus, key=lambda tau: abs(tau - goal)) for goal in (0.01, 0.1, 1.0)]
-    lines = []
-    for method in dict.fromkeys(row["what"] for row in rows if "tau" in row):
-        mine = {row["tau"]: row for row in rows if row["what"] == method}
-        near = [min(mine, key=lambda t: abs(t - tau)) for tau in shown]
-        lines.append([method, *(f"{mine[t]['distance']:.3f} / {mine[t]['entropy']:.3f}" for t in near)])
-    print_table("distance to the hard top-k / entropy", ["", *(f"tau = {tau:g}" for tau in shown)], lines)
+    found = {(row["what"], row["tau"]): f"{row['distance']:.3f} / {row['entropy']:.3f}" for row in rows if "tau" in row}
+    lines = [[method, *(found[method, tau] for tau in shown)] for method in dict.fromkeys(what for what, _ in found)]
+    return [Table("distance to the hard top-k / entropy", ["", *(f"tau = {tau:g}" for tau in shown)], lines)]

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.common import Recorder, chosen, green, parser, progress, recorder
+from bench.common import Recorder, chosen, green, parser, print_tables, progress, recorder
 from bench.seeds_protocol import BATCH, PAIRS, PUBLISHED, QUICK, SWEEP, TAUS, Select, best_setting, draw, nccs, selector, true_rows
-from bench.seeds_report import report
+from bench.seeds_report import tables
 from bench.timing import memory_limit
 
 
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
     record = recorder("seeds", options)
     with memory_limit(options.gigabytes):
         _run(options, record)
-    report(record.rows)
+    print_tables(tables(record.rows))
     return 0
 
 

@@ -6,27 +6,30 @@ import statistics
 from typing import Any
 
 from bench import published
-from bench.common import print_table, same
+from bench.common import Table, same
 
 CELLS = 85  # of the published experiment
 
 
-def report(rows: list[dict[str, Any]]) -> None:
-    """Our nCCS beside the published one, and what follows from it."""
-    for method in published.NCCS:
-        mine = {(row["n"], row["k"]): row for row in rows if same(row, what=method, setting="published")}
-        best = {(row["n"], row["k"]): row for row in rows if same(row, what=method, setting="best")}
-        if not mine:
-            continue
-        lines = [
-            [n, k, f"{value:.3f}", f"{mine[n, k]['nccs']:.3f}", f"{best[n, k]['nccs']:.3f}", f"{best[n, k]['options']}"]
-            for (n, k), value in published.NCCS[method].items()
-            if (n, k) in mine
-        ]
-        if lines:
-            print_table(f"{method}: nCCS", ["n", "k", "published", "ours", "best setting", "which"], lines)
-        print("  ".join(f"{key} {value}" for key, value in summary(rows, method).items()))
-    _versus(rows)
+def tables(rows: list[dict[str, Any]]) -> list[Table]:
+    """Our nCCS beside the published one, and the seconds of both methods."""
+    done = {row["what"] for row in rows if row.get("setting") == "published"}
+    return [_nccs(rows, method) for method in published.NCCS if method in done] + _versus(rows)
+
+
+def _nccs(rows: list[dict[str, Any]], method: str) -> Table:
+    mine, best = ({(row["n"], row["k"]): row for row in rows if same(row, what=method, setting=s)} for s in ("published", "best"))
+    lines = [
+        [n, k, f"{value:.3f}", f"{mine[n, k]['nccs']:.3f}", f"{best[n, k]['nccs']:.3f}", _options(best[n, k])]
+        for (n, k), value in published.NCCS[method].items()
+        if (n, k) in mine
+    ]
+    note = "; ".join(f"{key} {value}" for key, value in summary(rows, method).items())
+    return Table(f"{method}: nCCS", ["n", "k", "published", "ours", "best setting", "which"], lines, note)
+
+
+def _options(row: dict[str, Any]) -> str:
+    return ", ".join(f"{key} = {value:g}" for key, value in row["options"].items())
 
 
 def summary(rows: list[dict[str, Any]], method: str) -> dict[str, Any]:
@@ -46,11 +49,15 @@ def summary(rows: list[dict[str, Any]], method: str) -> dict[str, Any]:
     return found
 
 
-def _versus(rows: list[dict[str, Any]]) -> None:
+def _versus(rows: list[dict[str, Any]]) -> list[Table]:
+    """Halving against iterative, timed in the same run."""
     times = {(row["what"], row["n"], row["k"]): row["seconds"] for row in rows if row.get("setting") == "published"}
     cells = [(n, k) for what, n, k in times if what == "halving" and ("iterative", n, k) in times]
     ratios = {(n, k): times["iterative", n, k] / times["halving", n, k] for n, k in cells}
-    if ratios:
-        (n, k), least = min(((cell, r) for cell, r in ratios.items() if cell[1] >= 8), key=lambda pair: pair[1], default=((0, 0), 0.0))
-        top = max(ratios, key=lambda cell: (cell[0] * cell[1], cell))
-        print(f"halving is {ratios[top]:.1f} times faster than iterative at n, k = {top}; for k >= 8 the least is {least:.2f}, at {(n, k)}")
+    if not ratios:
+        return []
+    least = min((cell for cell in ratios if cell[1] >= 8), key=lambda cell: ratios[cell], default=cells[0])
+    note = f"For k >= 8 halving is at least {ratios[least]:.2f} times as fast as iterative; the least is at n, k = {least}."
+    shown = [cell for cell in ratios if cell[0] == max(n for n, _ in ratios)]
+    lines = [[n, k, f"{times['halving', n, k]:.4f}", f"{times['iterative', n, k]:.4f}", f"{ratios[n, k]:.1f}"] for n, k in shown]
+    return [Table("seconds a batch of 16", ["n", "k", "halving", "iterative", "times faster"], lines, note)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -28,9 +28,28 @@ def progress(items: Sequence[T], label: str) -> Iterator[T]:
             last = now
 
 
-def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A plain table on standard output."""
-    widths = [max(len(str(line[i])) for line in [head, *rows]) for i in range(len(head))]
-    print(f"\n{title}")
-    for line in [head, ["-" * width for width in widths], *rows]:
-        print("  ".join(str(cell).ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+class Table(NamedTuple):
+    """What a benchmark has to say, for a terminal or a page."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    note: str = ""
+
+    def text(self) -> str:
+        """Plain text with aligned columns."""
+        lines = [[str(cell) for cell in line] for line in (self.head, *self.rows)]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(self.head))]
+        lines.insert(1, ["-" * width for width in widths])
+        body = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+        return "\n".join(["", self.title, *body, *([self.note] if self.note else [])])
+
+    def markdown(self) -> str:
+        lines = [[str(cell).replace("|", "\\|") for cell in line] for line in (self.head, ["---"] * len(self.head), *self.rows)]
+        body = ["| " + " | ".join(line) + " |" for line in lines]
+        return "\n".join([f"**{self.title[0].upper()}{self.title[1:]}**", "", *body, *(["", self.note] if self.note else [])])
+
+
+def print_tables(tables: Iterable[Table]) -> None:
+    for table in tables:
+        print(table.text())

@@ -16,10 +16,23 @@ import torch
 from torch import Tensor
 
 from bench import linear
-from bench.common import DTYPES, THRESHOLD, Recorder, affordable, chosen, draw_scores, green, native_available, progress, race, recorder
+from bench.common import (
+    DTYPES,
+    THRESHOLD,
+    Recorder,
+    affordable,
+    chosen,
+    draw_scores,
+    green,
+    native_available,
+    print_tables,
+    progress,
+    race,
+    recorder,
+)
 from bench.peers import peers
 from bench.speed_cells import BASELINES, COUNTS, MODES, SHAPES, Cell, Function, cells, options_parser
-from bench.speed_report import report
+from bench.speed_report import tables
 from bench.timing import gradient_of, memory_limit
 
 
@@ -33,7 +46,7 @@ def main(argv: list[str]) -> int:
     with memory_limit(options.gigabytes):
         _run(options, record)
     if not options.silent:
-        report(record.rows)
+        print_tables(tables(record.rows))
     return 0
 
 
@@ -43,7 +56,7 @@ def _run(options: argparse.Namespace, record: Recorder) -> None:
     deadline = time.monotonic() + 60 * (options.minutes or (0.8 if options.quick else 15))
     for cell in progress(cells(options), f"speed, kernels {_kernels()}"):
         if time.monotonic() > deadline:
-            _skip_cell(cell, methods, record)
+            _skip_cell(cell, dict.fromkeys(methods, "method") | dict.fromkeys(others, "peer"), record)
         else:
             _time_cell(cell, methods, others, options, record)
 
@@ -59,7 +72,7 @@ def _both(argv: list[str], options: argparse.Namespace) -> int:
         command = [sys.executable, "-m", "bench", "speed", *given, "--append", "--silent", "--out", str(record.path), "--kernels", setting]
         env = {**os.environ, "KHOT_KERNELS": "1" if setting == "on" else "0"}
         subprocess.run([*command, "--methods", ",".join(names)], env=env, check=True)
-    report(Recorder("speed", record.path, append=True).rows)
+    print_tables(tables(Recorder("speed", record.path, append=True).rows))
     return 0
 
 
@@ -90,7 +103,7 @@ def _time_cell(cell: Cell, methods: list[str], others: dict[str, Function], opti
     x = draw_scores(cell.dist, SHAPES[cell.shape], DTYPES[cell.dtype], options.seed)
     kinds = dict.fromkeys(BASELINES, "baseline") | dict.fromkeys(methods, "method") | dict.fromkeys(others, "peer")
     functions: dict[str, Function] = dict(BASELINES)
-    limit = options.limit or (0.25 if options.quick else 0.5)
+    limit = options.limit or (0.25 if options.quick else 2.0 if cell.unusual == 0 else 0.25)
     for name, function in {**{m: khot.RELAXATIONS[m].topk for m in methods}, **others}.items():
         if (reason := _too_dear(name, function, cell.shape, cell.count, limit)) is None:
             functions[name] = function
@@ -133,6 +146,6 @@ def _row(cell: Cell, name: str, kind: str) -> dict[str, Any]:
     return {"what": name, "kind": kind, **asdict(cell), "batch": batch, "n": n, "k": cell.k, "kernels": _kernels()}
 
 
-def _skip_cell(cell: Cell, methods: list[str], record: Recorder) -> None:
-    for name in methods:
-        record.add(**_row(cell, name, "method"), skipped="the time given was used up")
+def _skip_cell(cell: Cell, kinds: dict[str, str], record: Recorder) -> None:
+    for name, kind in kinds.items():
+        record.add(**_row(cell, name, kind), skipped="the time given was used up")

@@ -78,7 +78,7 @@ def options_parser(about: str | None) -> argparse.ArgumentParser:
     options.add_argument("--peers", action="store_true", help="other people's implementations too, where they are installed")
     options.add_argument("--linear", action="store_true", help="instead: time per element from n = 10^2 to 10^8")
     options.add_argument("--minutes", type=float, help="time for one setting of the kernels; what is left then gets a row that says so")
-    options.add_argument("--limit", type=float, help="seconds a call may take, else the method is skipped there (0.5; 0.25 with --quick)")
+    options.add_argument("--limit", type=float, help="seconds a call may take, else it is skipped there (2 on plain cells, else 0.25)")
     options.add_argument("--gigabytes", type=float, default=8.0, help="memory that may be used")
     options.add_argument("--silent", action="store_true", help=argparse.SUPPRESS)
     return options

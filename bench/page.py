@@ -1,0 +1,56 @@
+"""Write docs/benchmarks.md from the data: tables and figures of every benchmark that has run."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+from typing import Any
+
+from bench.common import load
+from bench.plot import DOCS, FIGURES
+
+ABOUT = {
+    "speed": "Forward and forward + backward, timed in turns with `torch.softmax` on the same tensor.",
+    "linear": "One row of n scores: the time per element stays the same while n grows.",
+    "memory": "Peak of the resident memory, and what autograd keeps, as multiples of the input.",
+    "quality": "How near the mask is to the hard top-k and how undecided it is, on normal scores.",
+    "gradient": "The gradient beside that of the hard objective smoothed by noise, and a toy: which subset explains what is seen?",
+    "seeds": "The experiment of the paper on successive halving: 85 pairs of n and k, d = 32, 256 items in batches of 16. nCCS is the "
+    "mean over the true rows of the best cosine among the selected ones. The best setting is the best of a sweep that still has a gradient.",
+}
+PICTURES = {
+    "speed": ["speed", "speed_distributions"],
+    "linear": ["linear"],
+    "memory": ["memory"],
+    "quality": ["quality"],
+    "gradient": ["gradient_agreement", "gradient_toy"],
+    "seeds": ["seeds_time", "seeds_nccs", "seeds_methods"],
+}
+HEAD = """# Benchmarks
+
+This page is written by `python -m bench page` from the data in `bench/results`; `python -m bench NAME` measures anew, and
+`python -m bench NAME --quick` does so in minutes. Every row of the data carries the machine, the versions and the commit; a method
+whose laws do not hold is refused, and what was not measured says why.
+"""
+
+
+def main(argv: list[str]) -> int:
+    options = argparse.ArgumentParser(prog="python -m bench page", description=__doc__)
+    options.add_argument("--out", type=Path, default=DOCS.parent / "benchmarks.md")
+    given = options.parse_args(argv)
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    others = sorted(path.stem for path in FIGURES.glob("[a-z]*.py") if path.stem not in ABOUT)
+    sections = [section(name, rows) for name in [*ABOUT, *others] if (rows := load(name))]
+    given.out.write_text("\n\n".join([HEAD.strip(), *sections]) + "\n")
+    return 0
+
+
+def section(name: str, rows: list[dict[str, Any]]) -> str:
+    """One benchmark: what it is, where it ran, figures, tables."""
+    tables = getattr(importlib.import_module(f"bench.{name}"), "tables", None)
+    row = rows[-1]
+    where = f"{row['cpu']}, {row['cores']} cores, {row['isa']}; Python {row['python']}, torch {row['torch']}, commit `{row['commit']}`."
+    pictures = [f"![{title}](figures/{title}.png)" for title in PICTURES.get(name, [name]) if (DOCS / f"{title}.png").exists()]
+    text = [f"## {name.capitalize()}", ABOUT.get(name, ""), f"Measured on {where}", *pictures]
+    return "\n\n".join([part for part in text if part] + [table.markdown() for table in (tables(rows) if tables else [])])
