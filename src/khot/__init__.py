@@ -28,6 +28,7 @@ from khot.relaxations.perturbed import perturbed_matrix as perturbed_matrix
 from khot.relaxations.scaled import scaled_topk as scaled_topk
 from khot.relaxations.sequential import sequential_matrix as sequential_matrix
 from khot.relaxations.sigmoid import sigmoid_topk as sigmoid_topk
+from khot.relaxations.sinkhorn import sinkhorn_matrix as sinkhorn_matrix
 from khot.relaxations.softrank import softrank_matrix as softrank_matrix
 from khot.relaxations.softsort import softsort_matrix as softsort_matrix
 from khot.relaxations.threshold import threshold_topk as threshold_topk

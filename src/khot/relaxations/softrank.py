@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from khot.primitives.limits import check_size
 from khot.primitives.rank import Regularization, check_regularization, wide_ranks
 from khot.registry import Number, column, relaxation
 from khot.relaxations._threshold import threshold_columns, threshold_topk
@@ -21,6 +22,7 @@ def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, regularization: Regulari
     _check(regularization, cuts)
     heights = -wide_ranks(-scores, tau, regularization)
     if cuts == "fixed":
+        check_size("softrank", *scores.shape, k, fix="use cuts='solved', whose mask needs no matrix")
         return _fixed(scores, heights, k, tau).sum(-2).to(scores.dtype)
     return threshold_topk(_about(scores, heights, _tops(heights, k)[..., -1:]), k, tau, SIGMOID)
 
@@ -60,6 +62,7 @@ def softrank_matrix(scores: Tensor, k: int, tau: Number = 1.0, *, regularization
                 [7.5583e-02, 7.5583e-02, 8.4883e-01]])
     """
     _check(regularization, cuts)
+    check_size("softrank", *scores.shape, k)
     heights = -wide_ranks(-scores, tau, regularization)
     return (_solved if cuts == "solved" else _fixed)(scores, heights, k, tau).to(scores.dtype)
 

@@ -1,0 +1,61 @@
+"""Top-k by entropic optimal transport."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from khot.primitives.limits import check_size
+from khot.primitives.transport import ordered_transport
+from khot.registry import Number, relaxation
+from khot.relaxations._threshold import threshold_topk
+from khot.relaxations.sigmoid import SIGMOID
+
+
+def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, ordered: bool = True) -> Tensor:
+    """The sum of the matrix over its rows; where no more than ``k`` items are left, all of them."""
+    if not ordered:
+        return threshold_topk(scores, k, tau, SIGMOID)
+    lost, allowed = scores.isnan().any(-1, keepdim=True), scores > -torch.inf
+    if k == 0:
+        return torch.where(lost, torch.nan, torch.zeros_like(scores))
+    everything = (allowed.sum(-1, keepdim=True) <= k) & ~lost
+    return torch.where(everything, allowed.to(scores.dtype), _plan(scores, k, tau).sum(-2).to(scores.dtype))
+
+
+def _plan(scores: Tensor, k: int, tau: Number) -> Tensor:
+    check_size("sinkhorn", *scores.shape, k + 1, what="plan", fix="use ordered=False, or split the batch")
+    return ordered_transport(scores, k, tau)
+
+
+@relaxation("sinkhorn", kind="matrix", cost="O(nk^2)", paper="Xie et al. 2020 (SOFT); Cuturi et al. 2019", mask=_mask)
+def sinkhorn_matrix(scores: Tensor, k: int, tau: Number = 1.0, *, ordered: bool = True) -> Tensor:
+    r"""Items sent to the ``k`` first places and the rest by entropic optimal transport, solved to convergence.
+
+    .. math:: \max_\Gamma \sum_{ij} x_i y_j \Gamma_{ij} - \tau \sum_{ij} \Gamma_{ij} \log \Gamma_{ij}, \qquad
+              \sum_j \Gamma_{ij} = 1,\quad \sum_i \Gamma_{ij} = (1, \dots, 1, n - k)_j,\quad y = (k, \dots, 1, 0)
+
+    The objective is that of the squared distance :math:`(x_i - y_j)^2 / 2` between scores and anchors. With ``ordered=False`` there are
+    two anchors only, 1 for the top k and 0 for the rest. The mask is then :func:`sigmoid_topk`, and is computed so: SOFT with the cost
+    :math:`(x_i - y_j)^2 / C_{\max}` and strength :math:`\epsilon` is ``sigmoid_topk(2 * x / (C_max * eps), k)`` at convergence, as is the
+    LML layer. Gradients are implicit and exact, not unrolled.
+
+    Args:
+        scores: ``(..., n)``.
+        k: how many rows; a ``k x k`` system is solved for each row of scores.
+        tau: temperature; the limit 0 is the hard top-k.
+        ordered: one anchor for each place; otherwise one for all ``k``, and all rows of the matrix are alike.
+
+    Returns:
+        ``(..., k, n)``, rows that sum to 1, columns that sum to at most 1.
+
+    Example:
+        >>> sinkhorn_matrix(torch.tensor([3.0, 1.0, 2.0]), k=2, tau=0.5)
+        tensor([[0.7530, 0.0138, 0.2332],
+                [0.2332, 0.2332, 0.5336]])
+    """
+    if k == 0:
+        return scores.unsqueeze(-2)[..., :0, :]
+    if not ordered:
+        return (threshold_topk(scores, k, tau, SIGMOID) / k).unsqueeze(-2).expand(*scores.shape[:-1], k, scores.shape[-1])
+    return _plan(scores, k, tau).to(scores.dtype)
