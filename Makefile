@@ -25,7 +25,7 @@ bench: $(VENV)/.bench  ## make bench ARGS="speed --quick"
 
 docs: $(VENV)/.docs  ## the site, in site/
 	$(BIN)/python -m khot.tables --check README.md docs
-	$(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 tables: $(VENV)/.torch-and-khot  ## write the registry's tables into README.md and docs/
 	$(BIN)/python -m khot.tables README.md docs
