@@ -1,4 +1,4 @@
-"""Weighted sums of rows that go to few places."""
+"""Weighted sums over bags of items."""
 
 from __future__ import annotations
 
@@ -11,56 +11,59 @@ from torch.autograd.function import Function
 
 from khot.registry import readable
 
-_LARGE = 1 << 16  # entries of x from which sorting the places pays
 
-
-def collect(x: Tensor, weight: Tensor, place: Tensor, k: int) -> Tensor:
-    r"""``out_p`` is the sum of ``weight_i x_i`` over the items with ``place_i = p``.
+def collect(x: Tensor, weight: Tensor, items: Tensor) -> Tensor:
+    r"""The sum of ``weight_s x[items_s]`` over every bag.
 
     Args:
         x: ``(..., n, d)``.
-        weight: ``(..., n)``.
-        place: ``(..., n)`` integers below ``k``.
-        k: how many places.
+        weight: ``(..., k, s)``.
+        items: ``(..., k, s)`` integers below ``n``. An item may stand in one bag only, if more than once.
 
     Returns:
         ``(..., k, d)``.
 
     Example:
-        >>> collect(torch.eye(3), torch.tensor([0.5, 1.0, 0.5]), torch.tensor([1, 0, 1]), 2)
+        >>> collect(torch.eye(3), torch.tensor([[1.0, 0.0], [0.5, 0.5]]), torch.tensor([[1, 1], [0, 2]]))
         tensor([[0.0000, 1.0000, 0.0000],
                 [0.5000, 0.0000, 0.5000]])
     """
-    if x.numel() >= _LARGE and readable(x) and readable(weight) and forward_ad._current_level < 0:
-        return _Bags.apply(x, weight, place, k)
-    out = torch.zeros(*x.shape[:-2], k, x.shape[-1], dtype=x.dtype, device=x.device)
-    return out.scatter_add(-2, place.unsqueeze(-1).expand_as(x), weight.unsqueeze(-1) * x)
+    if readable(x) and readable(weight) and forward_ad._current_level < 0:
+        return _Bags.apply(x, weight, items)
+    index = items.flatten(-2).unsqueeze(-1)
+    rows = x.gather(-2, index.expand(*index.shape[:-1], x.shape[-1])).unflatten(-2, items.shape[-2:])
+    return (weight.unsqueeze(-2) @ rows).squeeze(-2)
 
 
-def _flat_place(place: Tensor, k: int) -> Tensor:
-    rows = place.reshape(-1, place.shape[-1])
-    return (rows + k * torch.arange(rows.shape[0], device=place.device).unsqueeze(-1)).flatten()
+def _flat(index: Tensor, n: int) -> Tensor:
+    """Indices below ``n`` in each of the rows, as indices into all rows one after the other."""
+    rows = index.reshape(-1, index.shape[-2] * index.shape[-1])
+    return rows + n * torch.arange(rows.shape[0], device=index.device).unsqueeze(-1)
 
 
 class _Bags(Function):
-    """Each place as a bag of items: one pass over ``x`` and no temporary of its size."""
+    """One pass over ``x`` without a temporary of its size."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, place: Tensor, k: int) -> Tensor:
-        ctx.save_for_backward(x, weight, place)
-        batch, d = x.shape[:-2], x.shape[-1]
-        by_place = _flat_place(place, k).sort(stable=True)
-        starts = torch.searchsorted(by_place.values, torch.arange(k * batch.numel(), device=x.device))
-        weights = weight.reshape(-1)[by_place.indices]
-        bags = torch.nn.functional.embedding_bag(
-            by_place.indices, x.reshape(-1, d), starts, mode="sum", per_sample_weights=weights.to(x.dtype)
-        )
-        return bags.view(*batch, k, d)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, items: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, items)
+        bags = _flat(items, x.shape[-2]).view(-1, items.shape[-1])
+        table, weights = x.reshape(-1, x.shape[-1]), weight.reshape(bags.shape)
+        out = torch.nn.functional.embedding_bag(bags, table, mode="sum", per_sample_weights=weights)
+        return out.view(*items.shape[:-1], x.shape[-1])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        x, weight, place = ctx.saved_tensors
-        sent = grad.reshape(-1, grad.shape[-1]).index_select(0, _flat_place(place, grad.shape[-2])).view(x.shape)
-        grad_x = weight.unsqueeze(-1) * sent if ctx.needs_input_grad[0] else None
-        grad_weight = (x * sent).sum(-1) if ctx.needs_input_grad[1] else None
-        return grad_x, grad_weight, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight, items = ctx.saved_tensors
+        k, s = items.shape[-2:]
+        flat = _flat(items, x.shape[-2]).flatten()
+        grad_x = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            bag = torch.arange(grad[..., 0].numel(), device=x.device).repeat_interleave(s)
+            place = torch.zeros(x[..., 0].numel(), dtype=torch.long, device=x.device).scatter(0, flat, bag)
+            share = torch.zeros(place.shape, dtype=x.dtype, device=x.device).scatter_add(0, flat, weight.flatten())
+            grad_x = share.view(*x.shape[:-1], 1) * grad.reshape(-1, grad.shape[-1]).index_select(0, place).view(x.shape)
+        if ctx.needs_input_grad[1]:
+            rows = x.reshape(-1, x.shape[-1]).index_select(0, flat).view(*items.shape[:-2], k, s, x.shape[-1])
+            grad_weight = (rows @ grad.unsqueeze(-1)).squeeze(-1)
+        return grad_x, grad_weight, None

@@ -31,10 +31,12 @@ def num_rounds(n: int, k: int) -> int:
 
 def _play(scores: Tensor, k: int, tau: Number, boost: float, mode: str) -> list[_Round]:
     """All rounds of the tournament, on the scores alone; byes make the number after the first round k times a power of two."""
+    _check(boost, mode)
     values, played, duel = scores, [], _duel if ordinary(scores) else _guarded_duel
     byes = k * 2 ** num_rounds(scores.shape[-1], k) - scores.shape[-1] if k else 0
     while values.shape[-1] > k > 0:
-        order = descending_order(values)
+        # Later rounds are nearly in order already, which a sort by comparison likes.
+        order = values.detach().sort(dim=-1, descending=True, stable=True).indices if played else descending_order(values)
         ordered = values.gather(-1, order)
         high, low = ordered[..., byes:].chunk(2, -1)
         better, worse, after = duel(high, low.flip(-1), tau, boost, mode)
@@ -60,28 +62,41 @@ def _guarded_duel(high: Tensor, low: Tensor, tau: Number, boost: float, mode: st
     return better, torch.where(real, worse, 0.5 * both_certain), torch.where(real, after, high.detach())
 
 
-def _trace(scores: Tensor, k: int, tau: Number, boost: float, mode: str) -> tuple[Tensor, Tensor]:
-    """Where each item ends and with what weight, both ``(..., n)``: from the last round back to the first, O(n) in all."""
-    _check(boost, mode)
+class _Bags(NamedTuple):
+    """What comes out in each place: items and their weights, both ``(..., k, 2^rounds)``; byes fill up with weight 0."""
+
+    items: Tensor
+    weight: Tensor
+
+
+def _bags(scores: Tensor, k: int, tau: Number, boost: float, mode: str) -> _Bags:
+    """Trace every place from the last round back to the first, O(n) in all."""
     played = _play(scores, k, column(tau, scores), boost, mode)
-    if played:
-        place, weight = _unwind(played, torch.arange(k, device=scores.device).expand(*scores.shape[:-1], k))
+    if not played:
+        items, weight = descending_order(scores)[..., :k].unsqueeze(-1), torch.ones_like(scores[..., :k]).unsqueeze(-1)
     else:
-        place, weight = descending_order(scores).argsort(-1), (scores.detach() > -torch.inf) * scores.new_full((), float(k > 0))
-    if not ordinary(scores):
-        weight = weight.masked_fill(scores == -torch.inf, 0.0).masked_fill(scores.isnan().any(-1, keepdim=True), torch.nan)
-    return place, weight
+        slots = torch.arange(k, device=scores.device).expand(*scores.shape[:-1], k).unsqueeze(-1)
+        items, weight = _unwind(played, slots)
+    if ordinary(scores):
+        return _Bags(items, weight)
+    there = scores.detach().gather(-1, items.flatten(-2)).unflatten(-1, items.shape[-2:]) > -torch.inf
+    return _Bags(items, torch.where(there, weight, 0.0).masked_fill(scores.isnan().any(-1)[..., None, None], torch.nan))
 
 
-def _unwind(played: list[_Round], place: Tensor) -> tuple[Tensor, Tensor]:
-    weight = torch.ones_like(place, dtype=played[0].better.dtype)
+def _unwind(played: list[_Round], slots: Tensor) -> tuple[Tensor, Tensor]:
+    weight = torch.ones_like(slots, dtype=played[0].better.dtype)
     for order, better, worse in reversed(played):
-        byes = order.shape[-1] - 2 * better.shape[-1]
-        resting, fighting = weight[..., :byes], weight[..., byes:]
-        weights = torch.cat([resting, fighting * better, (fighting * worse).flip(-1)], -1)
-        places = torch.cat([place, place[..., byes:].flip(-1)], -1)
-        weight, place = torch.zeros_like(weights).scatter(-1, order, weights), torch.zeros_like(places).scatter(-1, order, places)
-    return place, weight
+        last, byes = order.shape[-1] - 1, order.shape[-1] - 2 * better.shape[-1]
+        seed = slots.flatten(-2)
+        duel = (seed - byes).clamp(min=0)
+        wins, losses, partner = better.gather(-1, duel), worse.gather(-1, duel), last - duel
+        if byes:
+            fights = seed >= byes
+            wins, losses, partner = torch.where(fights, wins, 1.0), torch.where(fights, losses, 0.0), torch.where(fights, partner, seed)
+        pair = torch.stack([order.gather(-1, seed), order.gather(-1, partner)], -1)
+        parts = torch.stack([wins, losses], -1).unflatten(-2, slots.shape[-2:]) * weight.unsqueeze(-1)
+        slots, weight = pair.unflatten(-2, slots.shape[-2:]).flatten(-2), parts.flatten(-2)
+    return slots, weight
 
 
 def _check(boost: float, mode: str) -> None:
@@ -92,14 +107,13 @@ def _check(boost: float, mode: str) -> None:
 
 
 def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, boost: float = 50.0, mode: str = "softmax") -> Tensor:
-    return _trace(scores, k, tau, boost, mode)[1]
+    items, weight = _bags(scores, k, tau, boost, mode)
+    return torch.zeros_like(scores).scatter_add(-1, items.flatten(-2), weight.flatten(-2))
 
 
 def _select(x: Tensor, scores: Tensor, k: int, tau: Number = 1.0, *, boost: float = 50.0, mode: str = "softmax") -> Tensor:
-    place, weight = _trace(scores, k, tau, boost, mode)
-    if k == 0:
-        return x[..., :0, :]
-    return collect(x, weight, place, k)
+    items, weight = _bags(scores, k, tau, boost, mode)
+    return collect(x, weight, items) if k else x[..., :0, :]
 
 
 @relaxation(
@@ -140,6 +154,6 @@ def halving_matrix(scores: Tensor, k: int, tau: Number = 1.0, *, boost: float = 
                 [0.0000, 0.0000, 0.3775, 0.6225]])
     """
     check_size("halving", *scores.shape[:-1], k, scores.shape[-1], fix="soft_topk and select_topk need no matrix")
-    place, weight = _trace(scores, k, tau, boost, mode)
+    items, weight = _bags(scores, k, tau, boost, mode)
     out = torch.zeros(*scores.shape[:-1], k, scores.shape[-1], dtype=scores.dtype, device=scores.device)
-    return out.scatter(-2, place.unsqueeze(-2), weight.unsqueeze(-2)) if k else out
+    return out.scatter_add(-1, items, weight)
