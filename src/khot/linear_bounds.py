@@ -96,9 +96,7 @@ def _check_interval(lower: Tensor, upper: Tensor) -> None:
         if not isinstance(value, Tensor) or not value.is_floating_point():
             raise TypeError(f"{name} must be a floating tensor, got {getattr(value, 'dtype', type(value).__name__)}")
     if lower.shape != upper.shape or lower.dtype != upper.dtype:
-        raise ValueError(
-            f"lower and upper must be alike, got {tuple(lower.shape)} {lower.dtype} and {tuple(upper.shape)} {upper.dtype}"
-        )
+        raise ValueError(f"lower and upper must be alike, got {tuple(lower.shape)} {lower.dtype} and {tuple(upper.shape)} {upper.dtype}")
     if readable(lower) and readable(upper) and bool((lower > upper).any()):
         raise ValueError("lower must not be above upper anywhere; swap the two")
 

@@ -82,9 +82,7 @@ def _check(h: str, delta: str) -> None:
             raise ValueError(f"{name} must be one of {', '.join(STEPS)}, got {value!r}")
 
 
-def _mask(
-    scores: Tensor, k: int, tau: Number = 1.0, *, h: str = "sigmoid", delta: str = "sigmoid", normalize: bool = True
-) -> Tensor:
+def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, h: str = "sigmoid", delta: str = "sigmoid", normalize: bool = True) -> Tensor:
     if normalize or delta != "sigmoid":
         return settle_mask(counting_body(scores, k, tau, h=h, delta=delta, normalize=normalize).sum(-2), scores, k)
     _check(h, delta)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from khot.primitives.collect import collect
 from khot.primitives.limits import check_size
@@ -17,11 +19,10 @@ BASE = 20.0  # of the published power boost
 
 
 class _Round(NamedTuple):
-    """One round: who sat where before it, and what the better and the worse of each pair weigh in what comes out."""
+    """One round, from the best seed to the worst: who sat there, and what it weighs in its pair."""
 
-    order: Tensor  # (..., b + 2m), from the best seed to the worst; the b best have a bye
-    better: Tensor  # (..., m)
-    worse: Tensor  # (..., m); the i-th of them is the i-th seed from the end
+    order: Tensor  # (..., 2m); where the best have a bye, they fill the last places too,
+    share: Tensor  # (..., 2m); with weight 0
 
 
 def num_rounds(n: int, k: int) -> int:
@@ -29,37 +30,38 @@ def num_rounds(n: int, k: int) -> int:
     return (-(-n // k) - 1).bit_length()
 
 
-def _play(scores: Tensor, k: int, tau: Number, boost: float, mode: str) -> list[_Round]:
+def _play(scores: Tensor, k: int, tau: Number, boost: float, mode: str, duel: Callable[..., tuple[Tensor, Tensor]]) -> list[_Round]:
     """All rounds of the tournament, on the scores alone; byes make the number after the first round k times a power of two."""
-    _check(boost, mode)
-    values, played, duel = scores, [], _duel if ordinary(scores) else _guarded_duel
+    values, played = scores, []
     byes = k * 2 ** num_rounds(scores.shape[-1], k) - scores.shape[-1] if k else 0
     while values.shape[-1] > k > 0:
         # Later rounds are nearly in order already, which a sort by comparison likes.
         order = values.detach().sort(dim=-1, descending=True, stable=True).indices if played else descending_order(values)
         ordered = values.gather(-1, order)
-        high, low = ordered[..., byes:].chunk(2, -1)
-        better, worse, after = duel(high, low.flip(-1), tau, boost, mode)
-        played.append(_Round(order, better, worse))
-        values = torch.cat([ordered[..., :byes], after], -1) if byes else after
-        byes = 0
+        share, after = duel(ordered[..., byes:] if byes else ordered, tau, boost, mode)
+        if byes:
+            order, share = torch.cat([order, order[..., :byes].flip(-1)], -1), pad(pad(share, (byes, 0), value=1.0), (0, byes))
+            after, byes = torch.cat([ordered[..., :byes], after], -1), 0
+        played.append(_Round(order, share))
+        values = after
     return played
 
 
-def _duel(high: Tensor, low: Tensor, tau: Number, boost: float, mode: str) -> tuple[Tensor, Tensor, Tensor]:
-    """The boosted softmax of every pair, and the score with which it goes on."""
-    gap = high - low
-    boosted = gap * (boost / tau) if mode == "softmax" else BASE ** (high / tau) - BASE ** (low / tau)
-    better, worse = torch.sigmoid(boosted), torch.sigmoid(-boosted)
-    return better, worse, high - worse * gap
+def _duel(seeds: Tensor, tau: Number, boost: float, mode: str) -> tuple[Tensor, Tensor]:
+    """The boosted softmax of the best with the worst, the second with the last but one, ..., and the scores that go on."""
+    rivals = seeds.flip(-1)
+    boosted = (seeds - rivals) * (boost / tau) if mode == "softmax" else BASE ** (seeds / tau) - BASE ** (rivals / tau)
+    share, half = torch.sigmoid(boosted), seeds.shape[-1] // 2
+    return share, torch.lerp(rivals[..., :half], seeds[..., :half], share[..., :half])
 
 
-def _guarded_duel(high: Tensor, low: Tensor, tau: Number, boost: float, mode: str) -> tuple[Tensor, Tensor, Tensor]:
+def _guarded_duel(seeds: Tensor, tau: Number, boost: float, mode: str) -> tuple[Tensor, Tensor]:
     """The same where scores may be infinite: -inf weighs 0, two at +inf weigh the same."""
-    real, both_certain = high.isfinite() & low.isfinite(), low == torch.inf
-    better, worse, after = _duel(torch.where(real, high, 0.0), torch.where(real, low, 0.0), tau, boost, mode)
-    better = torch.where(real, better, torch.where(both_certain, 0.5, (high > -torch.inf).to(high.dtype)))
-    return better, torch.where(real, worse, 0.5 * both_certain), torch.where(real, after, high.detach())
+    rivals, half = seeds.flip(-1), seeds.shape[-1] // 2
+    real = seeds.isfinite() & rivals.isfinite()
+    share, after = _duel(torch.where(real, seeds, 0.0), tau, boost, mode)
+    certain = torch.where(seeds == rivals, 0.5 * (seeds == torch.inf), (seeds > rivals).to(seeds.dtype))
+    return torch.where(real, share, certain), torch.where(real[..., :half], after, seeds[..., :half])
 
 
 class _Bags(NamedTuple):
@@ -71,31 +73,26 @@ class _Bags(NamedTuple):
 
 def _bags(scores: Tensor, k: int, tau: Number, boost: float, mode: str) -> _Bags:
     """Trace every place from the last round back to the first, O(n) in all."""
-    played = _play(scores, k, column(tau, scores), boost, mode)
+    _check(boost, mode)
+    finite = ordinary(scores)
+    played = _play(scores, k, column(tau, scores), boost, mode, _duel if finite else _guarded_duel)
     if not played:
         items, weight = descending_order(scores)[..., :k].unsqueeze(-1), torch.ones_like(scores[..., :k]).unsqueeze(-1)
     else:
         slots = torch.arange(k, device=scores.device).expand(*scores.shape[:-1], k).unsqueeze(-1)
         items, weight = _unwind(played, slots)
-    if ordinary(scores):
+    if finite:
         return _Bags(items, weight)
     there = scores.detach().gather(-1, items.flatten(-2)).unflatten(-1, items.shape[-2:]) > -torch.inf
     return _Bags(items, torch.where(there, weight, 0.0).masked_fill(scores.isnan().any(-1)[..., None, None], torch.nan))
 
 
 def _unwind(played: list[_Round], slots: Tensor) -> tuple[Tensor, Tensor]:
-    weight = torch.ones_like(slots, dtype=played[0].better.dtype)
-    for order, better, worse in reversed(played):
-        last, byes = order.shape[-1] - 1, order.shape[-1] - 2 * better.shape[-1]
-        seed = slots.flatten(-2)
-        duel = (seed - byes).clamp(min=0)
-        wins, losses, partner = better.gather(-1, duel), worse.gather(-1, duel), last - duel
-        if byes:
-            fights = seed >= byes
-            wins, losses, partner = torch.where(fights, wins, 1.0), torch.where(fights, losses, 0.0), torch.where(fights, partner, seed)
-        pair = torch.stack([order.gather(-1, seed), order.gather(-1, partner)], -1)
-        parts = torch.stack([wins, losses], -1).unflatten(-2, slots.shape[-2:]) * weight.unsqueeze(-1)
-        slots, weight = pair.unflatten(-2, slots.shape[-2:]).flatten(-2), parts.flatten(-2)
+    weight = torch.ones_like(slots, dtype=played[0].share.dtype)
+    for order, share in reversed(played):
+        pair = torch.stack([slots, order.shape[-1] - 1 - slots], -1).flatten(-3)
+        parts = share.gather(-1, pair).unflatten(-1, (*slots.shape[-2:], 2)) * weight.unsqueeze(-1)
+        slots, weight = order.gather(-1, pair).unflatten(-1, (slots.shape[-2], 2 * slots.shape[-1])), parts.flatten(-2)
     return slots, weight
 
 

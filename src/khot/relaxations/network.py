@@ -117,9 +117,7 @@ def _back(rows: Tensor, run: _Run) -> Tensor:
     return torch.zeros_like(entered).scatter(-1, run.order.unsqueeze(-2).expand(entered.shape), entered)
 
 
-def _mask(
-    scores: Tensor, k: int, tau: Number = 1.0, *, network: str = "bitonic", swap: str = "logistic", presort: bool = True
-) -> Tensor:
+def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, network: str = "bitonic", swap: str = "logistic", presort: bool = True) -> Tensor:
     run = _run(scores, tau, network, swap, presort)
     top = (torch.arange(run.wires, device=scores.device) < k).to(scores.dtype).expand(*scores.shape[:-1], 1, run.wires)
     mask = torch.where(scores == -torch.inf, 0.0, _back(top, run).squeeze(-2).clamp(0, 1))
