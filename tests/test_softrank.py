@@ -153,10 +153,21 @@ def test_mask_is_the_sigmoid_of_the_ranks() -> None:
 
 
 def test_solved_rows_share_each_item_at_most_once() -> None:
-    scores = torch.softmax(make(2, 196), -1)  # ranks collapse: all about (n + 1) / 2
+    scores = torch.softmax(make(2, 196), -1)
+    assert bool(((khot.soft_rank(scores) - 98.5).abs() < 0.1).all())  # at tau = 1 such scores are all alike
     solved = khot.softrank_matrix(scores, 96)
     assert bool((solved.sum(-2) <= 1 + 1e3 * EPS).all())
     assert_close(solved.sum(-1), torch.ones(2, 96, dtype=torch.float64))
+
+
+def test_rows_of_a_long_matrix_sum_to_one_in_single_precision() -> None:
+    rows = khot.softrank_matrix(make(4096).float(), 256).double().sum(-1)
+    assert_close(rows, torch.ones(256, dtype=torch.float64), rtol=0, atol=4 * torch.finfo(torch.float32).eps)
+
+
+def test_too_large_a_matrix_is_refused() -> None:
+    with pytest.raises(ValueError, match="limit"):
+        khot.softrank_matrix(torch.zeros(1).expand(1 << 20), 1 << 12)
 
 
 def test_module_learns_through_tau() -> None:

@@ -11,6 +11,8 @@ from khot.registry import Number, relaxation
 from khot.relaxations._threshold import threshold_topk
 from khot.relaxations.sigmoid import SIGMOID
 
+_NUM_ARRAYS = 16  # eight plans at a time, each of twice the width of float32
+
 
 def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, ordered: bool = True) -> Tensor:
     """The sum of the matrix over its rows; where no more than ``k`` items are left, all of them."""
@@ -24,7 +26,7 @@ def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, ordered: bool = True) ->
 
 
 def _plan(scores: Tensor, k: int, tau: Number) -> Tensor:
-    check_size("sinkhorn", *scores.shape, k + 1, what="plan", fix="use ordered=False, or split the batch")
+    check_size("sinkhorn", _NUM_ARRAYS, *scores.shape, k + 1, what="set of plans", fix="use ordered=False, or split the batch")
     return ordered_transport(scores, k, tau)
 
 

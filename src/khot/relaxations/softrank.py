@@ -86,9 +86,10 @@ def _about(scores: Tensor, heights: Tensor, centre: Tensor) -> Tensor:
 def _solved(scores: Tensor, heights: Tensor, k: int, tau: Number) -> Tensor:
     counts = torch.arange(1, k + 1, dtype=heights.dtype, device=heights.device).unsqueeze(-1)
     centres = _tops(heights, k)[..., :k].unsqueeze(-1)
-    spread = _about(scores.unsqueeze(-2), heights.unsqueeze(-2), centres)  # (..., k, n)
+    # Rows are differences of long sums: they are taken before rounding.
+    spread = _about(scores.to(heights.dtype).unsqueeze(-2), heights.unsqueeze(-2), centres)  # (..., k, n)
     rows = (*spread.shape[:-1], 1)
-    heads = threshold_columns(spread, counts.expand(rows), _stacked(tau, scores, rows), SIGMOID)[0]
+    heads = threshold_columns(spread, counts.expand(rows), _stacked(tau, heights, rows), SIGMOID)[0]
     return torch.cat([heads[..., :1, :], heads.diff(dim=-2).clamp(min=0)], -2)
 
 
