@@ -68,9 +68,8 @@ def enumerate_pivotal(pi: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> tupl
     monkeypatch.setattr(torch, "rand", rand)
     masks = khot.sample(pi, design="pivotal", order="fixed", num_samples=len(wins))
     monkeypatch.undo()
-    cumulative, bits = fixed_point(pi, pi.sum().round().long().view(1))
-    units = cumulative.diff(prepend=torch.zeros(1, dtype=torch.int64)).tolist()
-    return masks, torch.tensor([_path(units, pattern, 1 << bits) for pattern in wins.tolist()], dtype=torch.float64)
+    units, bits = fixed_point(pi, pi.sum().round().long().view(1))
+    return masks, torch.tensor([_path(units.tolist(), pattern, 1 << bits) for pattern in wins.tolist()], dtype=torch.float64)
 
 
 def _path(values: list[int], wins: list[bool], one: int) -> float:

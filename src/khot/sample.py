@@ -155,10 +155,12 @@ def check_probs(probs: Tensor, k: int | None = None, *, eps: float = _SINGLE, wh
 
 
 def _check_range(probs: Tensor) -> None:
-    if readable(probs) and not bool(((probs >= 0) & (probs <= 1)).all()):
-        if bool(probs.isnan().any()):
+    if not readable(probs) or probs.numel() == 0:
+        return
+    low, high = probs.detach().aminmax()  # both nan if there is one
+    if not (low >= 0 and high <= 1):
+        if low.isnan():
             raise ValueError("probs must not contain nan; sample_topk(scores, k) keeps a nan in its own row")
-        low, high = probs.aminmax()
         raise ValueError(f"probs must lie in [0, 1], got values from {low:g} to {high:g}; sample_topk(scores, k) takes any scores")
 
 

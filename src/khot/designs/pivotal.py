@@ -31,8 +31,7 @@ def pivotal(probs: Tensor, k: Tensor, *, generator: Generator | None = None, ord
     """
     check_order(order)
     place = random_order(probs, generator) if order == "random" else torch.arange(probs.shape[-1], device=probs.device).expand(probs.shape)
-    cumulative, bits = fixed_point(probs.gather(-1, place), k)
-    value = cumulative.diff(prepend=torch.zeros_like(cumulative[..., :1]))
+    value, bits = fixed_point(probs.gather(-1, place), k)
     out = torch.zeros_like(probs)
     while value.shape[-1] > 1:
         value, place = _round(value, place, out, 1 << bits, generator)

@@ -40,13 +40,16 @@ def systematic(probs: Tensor, k: Tensor, *, generator: Generator | None = None, 
     """
     check_order(order)
     if order == "fixed":
-        return _teeth(probs, k, generator).to(probs.dtype)
+        return _teeth(probs, k, generator)
     place = random_order(probs, generator)
-    return torch.zeros_like(probs).scatter_(-1, place, _teeth(probs.gather(-1, place), k, generator).to(probs.dtype))
+    return torch.zeros_like(probs).scatter_(-1, place, _teeth(probs.gather(-1, place), k, generator))
 
 
 def _teeth(probs: Tensor, k: Tensor, generator: Generator | None) -> Tensor:
-    cumulative, bits = fixed_point(probs, k)
+    units, bits = fixed_point(probs, k)
     start = torch.randint(1 << bits, (*probs.shape[:-1], 1), device=probs.device, generator=generator)
-    passed = cumulative.add_(start).bitwise_right_shift_(bits)
-    return passed.diff(prepend=torch.zeros_like(passed[..., :1]))
+    passed = units.cumsum_(-1).add_(start).bitwise_right_shift_(bits)
+    out = torch.empty_like(probs)
+    out[..., :1] = passed[..., :1]
+    out[..., 1:] = passed[..., 1:] != passed[..., :-1]
+    return out

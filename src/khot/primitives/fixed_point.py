@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 
 from khot.primitives.root import wide_dtype
+from khot.registry import readable
+
+_MAGIC = 0x4330000000000000  # the bits of 2.0 ** 52: a double in [2^52, 2^53] is these plus its distance from 2^52
 
 
 class FixedPoint(NamedTuple):
-    """Cumulative probabilities ``(..., n)`` in units of ``2 ** -bits``; the last of each row is exactly ``k``."""
+    """Probabilities ``(..., n)`` in units of ``2 ** -bits``; each row sums to exactly ``k << bits``."""
 
-    cumulative: Tensor
+    units: Tensor
     bits: int
 
 
@@ -25,30 +28,49 @@ def fixed_point(probs: Tensor, k: Tensor) -> FixedPoint:
     r"""Round a row to fixed point such that its sum is exactly ``k``.
 
     What the row lacks is spread as :math:`p_i (1 - p_i)`, which leaves 0 and 1 alone and stays between them; what rounding to units
-    then leaves goes to the first items with room. An item at 0 stays at 0, an item at 1 at 1.
+    then leaves, at most n/2 of them, goes to one item with room for it. An item at 0 stays at 0, an item at 1 at 1.
 
     Args:
         probs: ``(..., n)`` in [0, 1].
         k: ``(..., 1)`` whole numbers, within rounding of the rows' sums.
 
     Example:
-        >>> cumulative, bits = fixed_point(torch.tensor([0.3, 0.3, 0.4]), torch.tensor([1]))
-        >>> cumulative[-1].item() == 2**bits
+        >>> units, bits = fixed_point(torch.tensor([0.3, 0.3, 0.4]), torch.tensor([1]))
+        >>> units.sum().item() == 2**bits
         True
     """
     bits = min(52, 62 - probs.shape[-1].bit_length())
-    units = spread(probs, k).mul_(2.0**bits).round_().long()
-    cumulative = units.cumsum(-1)
-    lack = (k.long() << bits) - cumulative[..., -1:]
-    # Least and most that the first i items can hold. The increments of a maximum or minimum of two such sums lie between theirs.
-    most = (units > 0).cumsum(-1) << bits
-    least = (units == 1 << bits).cumsum(-1) << bits
-    return FixedPoint(torch.minimum(torch.maximum(cumulative.add_(lack), least), most), bits)
+    wide, room = _spread(probs, k)
+    units = _round(wide.mul_(2.0**bits))
+    lack = (k.long() << bits) - units.sum(-1, keepdim=True)
+    most = room.max(-1, keepdim=True)
+    # p (1 - p) is less than p and than 1 - p: an item with that much room stays off 0 and 1.
+    if readable(lack) and bool((lack.abs() < most.values * 2.0**bits - 1).all()):
+        return FixedPoint(units.scatter_add_(-1, most.indices, lack), bits)
+    return FixedPoint(_absorb(units, lack, bits), bits)
 
 
 def spread(probs: Tensor, k: Tensor) -> Tensor:
     """``probs`` in the wide dtype, moved by rounding only, so that rows sum to ``k``; 0 and 1 stay."""
-    wide = probs.to(wide_dtype(probs))
-    room = wide * (1 - wide)
+    return _spread(probs, k)[0]
+
+
+def _spread(probs: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    wide = probs.to(wide_dtype(probs), copy=True)
+    room = torch.addcmul(wide, wide, wide, value=-1)
     step = (k - wide.sum(-1, keepdim=True)) / room.sum(-1, keepdim=True)
-    return torch.addcmul(wide, room, step.nan_to_num(0.0).clamp(-1, 1)).clamp_(0, 1)
+    return wide.addcmul_(room, step.nan_to_num(0.0).clamp(-1, 1)).clamp_(0, 1), room
+
+
+def _round(values: Tensor) -> Tensor:
+    """To the nearest whole number; the way through the bits, in place, is the fast one."""
+    return values.add_(2.0**52).view(torch.int64).sub_(_MAGIC) if values.dtype == torch.float64 else values.round().long()
+
+
+def _absorb(units: Tensor, lack: Tensor, bits: int) -> Tensor:
+    """Give what is lacking to the first items with room, or take it from the first that have it."""
+    # Least and most that the first i items can hold. The increments of a maximum or minimum of two such sums lie between theirs.
+    most = (units > 0).cumsum(-1) << bits
+    least = (units == 1 << bits).cumsum(-1) << bits
+    cumulative = torch.minimum(torch.maximum(units.cumsum(-1).add_(lack), least), most)
+    return cumulative.diff(prepend=torch.zeros_like(lack))

@@ -44,16 +44,15 @@ def raw_product(a: Tensor, b: Tensor, start: int, length: int) -> Tensor:
 
 
 class _Product(Function):
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(a: Tensor, b: Tensor, start: int, length: int) -> Tensor:
         return raw_product(a, b, start, length)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int, int], output: Tensor) -> None:
-        a, b, ctx.start, _ = inputs
+        a, b, ctx.start, ctx.length = inputs
         ctx.save_for_backward(a, b)
+        ctx.save_for_forward(a, b)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -62,3 +61,17 @@ class _Product(Function):
         grad_a = product(grad, b.flip(0), b.shape[0] - 1 - ctx.start, a.shape[0]) if ctx.needs_input_grad[0] else None
         grad_b = product(grad, a.flip(0), a.shape[0] - 1 - ctx.start, b.shape[0]) if ctx.needs_input_grad[1] else None
         return grad_a, grad_b, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, move_a: Tensor | None, move_b: Tensor | None, *_: None) -> Tensor:
+        a, b = ctx.saved_tensors
+        move_a, move_b = (torch.zeros_like(x) if move is None else move for x, move in ((a, move_a), (b, move_b)))
+        return product(move_a, b, ctx.start, ctx.length) + product(a, move_b, ctx.start, ctx.length)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], a: Tensor, b: Tensor, start: int, length: int) -> tuple[Tensor, int]:
+        def last(x: Tensor, dim: int | None) -> Tensor:
+            return x.unsqueeze(-1).expand(*x.shape, info.batch_size) if dim is None else x.movedim(dim, -1)
+
+        out = product(last(a, in_dims[0]), last(b, in_dims[1]), start, length)
+        return out, out.ndim - 1
