@@ -17,7 +17,7 @@ ABOUT = {
     "quality": "How near the mask is to the hard top-k and how undecided it is, on normal scores.",
     "gradient": "The gradient beside that of the hard objective smoothed by noise, and a toy: which subset explains what is seen?",
     "seeds": "The experiment of the paper on successive halving: 85 pairs of n and k, d = 32, 256 items in batches of 16. nCCS is the "
-    "mean over the true rows of the best cosine among the selected ones. The best setting is the best of a sweep that still has a gradient.",
+    "mean over the true rows of the best cosine among the selected ones. The best setting is the best of a sweep with a live gradient.",
 }
 PICTURES = {
     "speed": ["speed", "speed_distributions"],
