@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bench.common import (
+    NATIVE,
     THRESHOLD,
     Recorder,
     Table,
@@ -74,7 +75,7 @@ def _both(argv: list[str], options: argparse.Namespace) -> int:
             "MALLOC_TRIM_THRESHOLD_": "65536",
             "KHOT_KERNELS": str(int(setting == "on")),
         }
-        names = [m for m in _methods(options) if m in THRESHOLD or setting == settings[0]]
+        names = [m for m in _methods(options) if m in NATIVE or setting == settings[0]]
         command = [sys.executable, "-m", "bench", "memory", *argv, "--append", "--out", str(record.path), "--kernels", setting]
         subprocess.run([*command, "--methods", ",".join(names)], env=env, check=True)
     print_tables(tables(Recorder("memory", record.path, append=True).rows))
@@ -180,4 +181,4 @@ def _table(rows: list[dict[str, Any]], shape: str) -> Table:
 
 
 def _name(row: dict[str, Any]) -> str:
-    return f"{row['what']} ({'native' if row['kernels'] == 'on' else 'reference'})" if row["what"] in THRESHOLD else row["what"]
+    return f"{row['what']} ({'native' if row['kernels'] == 'on' else 'reference'})" if row["what"] in NATIVE else row["what"]

@@ -18,6 +18,7 @@ from torch import Tensor
 from bench import linear
 from bench.common import (
     DTYPES,
+    NATIVE,
     THRESHOLD,
     Recorder,
     affordable,
@@ -67,7 +68,7 @@ def _both(argv: list[str], options: argparse.Namespace) -> int:
     settings = ["on", "off"] if native_available() else ["off"]
     for setting in settings:
         first = setting == settings[0]
-        names = [name for name in _methods(options) if first or name in THRESHOLD]
+        names = [name for name in _methods(options) if first or name in NATIVE]
         given = [word for word in argv if first or word != "--peers"]
         command = [sys.executable, "-m", "bench", "speed", *given, "--append", "--silent", "--out", str(record.path), "--kernels", setting]
         env = {**os.environ, "KHOT_KERNELS": "1" if setting == "on" else "0"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.common import THRESHOLD, Table, same
+from bench.common import NATIVE, Table, same
 from bench.speed_cells import MODES, SHAPES
 
 KINDS = ("baseline", "method", "peer")
@@ -31,7 +31,7 @@ def _plain(rows: list[dict[str, Any]], note: str) -> Table:
 
 def _line(rows: list[dict[str, Any]], what: str, kernels: str) -> list[str]:
     mine = [row for row in rows if same(row, what=what, kernels=kernels)]
-    path = f" ({'native' if kernels == 'on' else 'reference'})" if what in THRESHOLD else ""
+    path = f" ({'native' if kernels == 'on' else 'reference'})" if what in NATIVE else ""
     return [f"{what}{path}", *(_ratio(mine, shape) for shape in SHAPES)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.common import THRESHOLD, same
+from bench.common import NATIVE, same
 from bench.figures._style import BASE, OURS, foot, subplots
 
 PANELS = {
@@ -18,7 +18,7 @@ def draw(rows: list[dict[str, Any]]) -> dict[str, Any]:
     measured = [row for row in rows if "saved" in row]
     shape = max({row["shape"] for row in measured}, key=lambda s: (sum(same(row, shape=s) for row in measured), s))
     native = any(row["kernels"] == "on" for row in measured)
-    here = [row for row in measured if row["shape"] == shape and (row["kernels"] == "on" or row["what"] in THRESHOLD or not native)]
+    here = [row for row in measured if row["shape"] == shape and (row["kernels"] == "on" or row["what"] in NATIVE or not native)]
     here.sort(key=lambda row: -row["forward_peak_ratio"])
     figure, axes = subplots(1, 3, size=(11, 1.2 + 0.24 * len(here)), sharey=True)
     for axis, (key, title) in zip(axes, PANELS.items(), strict=True):
@@ -34,6 +34,6 @@ def draw(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _name(row: dict[str, Any]) -> str:
-    if row["what"] in THRESHOLD:
+    if row["what"] in NATIVE:
         return f"{row['what']} ({'native' if row['kernels'] == 'on' else 'reference'})"
     return f"torch.{row['what']}" if row["what"] in ("softmax", "topk", "sort") else row["what"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.common import THRESHOLD, same
+from bench.common import NATIVE, same
 from bench.figures._style import BASE, OURS, PEER, foot, look, plain_log, subplots
 
 PLAIN = {"count": "n/16", "dist": "normal", "dtype": "float32", "threads": 1}
@@ -18,7 +18,7 @@ def draw(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _name(row: dict[str, Any]) -> str:
-    if row["what"] in THRESHOLD and row["kind"] == "method":
+    if row["what"] in NATIVE and row["kind"] == "method":
         return f"{row['what']} ({'native' if row['kernels'] == 'on' else 'reference'})"
     return LABEL.get(row["what"], row["what"])
 
