@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
 
 def _run(options: argparse.Namespace, record: Recorder) -> None:
     methods = _methods(options, record)
-    costs = Costs(options.limit or (0.15 if options.quick else 0.5))
+    costs = Costs(options.limit or (0.15 if options.quick else 0.25))
     deadline = time.monotonic() + 60 * (options.minutes or (2.2 if options.quick else 34))
     pairs = _pairs(options)
     for n, k in progress(sorted(pairs, key=lambda pair: (pair[0] * pair[1], pair)), "seeds"):
@@ -77,7 +77,7 @@ def _options() -> argparse.ArgumentParser:
     options.add_argument("--pairs", help="comma separated n:k instead of all 85")
     options.add_argument("--threads", type=int, default=torch.get_num_threads())
     options.add_argument("--minutes", type=float, help="after this only halving and iterative go on (34; 2.2 with --quick)")
-    options.add_argument("--limit", type=float, help="seconds a batch may take, of every other method (0.5; 0.15 with --quick)")
+    options.add_argument("--limit", type=float, help="seconds a batch may take, of every other method (0.25; 0.15 with --quick)")
     options.add_argument("--gigabytes", type=float, default=10.0, help="memory that may be used")
     return options
 
