@@ -126,7 +126,7 @@ def certify_topk(lower: Tensor, upper: Tensor, k: Number, *, dim: int = -1) -> C
     check_k(k, lower, dim)
     low = torch.where(lower.isnan(), -torch.inf, lower.detach()).movedim(dim, -1)
     high = torch.where(upper.isnan(), torch.inf, upper.detach()).movedim(dim, -1)
-    count = k.to(low.device).expand(low.shape[:-1]).unsqueeze(-1) if isinstance(k, Tensor) else k
+    count = k if isinstance(k, (int, float)) else k.to(low.device).expand(low.shape[:-1]).unsqueeze(-1)
     surely_ahead, maybe_ahead = _ahead(low, high)
     kept = (maybe_ahead < count) & (low > -torch.inf)
     dropped = (surely_ahead >= count) | (high == -torch.inf)

@@ -43,7 +43,7 @@ def settle_rows(weights: Tensor, scores: Tensor, first: int = 0) -> Tensor:
     return weights.masked_fill(scores.isnan().any(-1, keepdim=True).unsqueeze(-1), torch.nan)
 
 
-def settle_mask(mask: Tensor, scores: Tensor, k: int) -> Tensor:
+def settle_mask(mask: Tensor, scores: Tensor, k: Number) -> Tensor:
     """The same for a mask: exactly 1 (or an equal share of ``k``) at +inf, exactly 0 at -inf, nan where the row has one."""
     if ordinary(scores):
         return mask
@@ -74,6 +74,6 @@ def select_by_rows(rows: Callable[[int, int], Tensor], x: Tensor, scores: Tensor
     return torch.cat(parts, -2) if parts else x[..., :0, :]
 
 
-def over(gap: Tensor, tau: Number) -> Tensor:
-    """``gap / tau`` for finite gaps of one row more than ``tau`` knows of."""
-    return gap / (tau.unsqueeze(-2) if isinstance(tau, Tensor) else tau)
+def deeper(tau: Number) -> Number:
+    """A column ``tau`` beside one dimension more; plain numbers stay as they are."""
+    return tau if isinstance(tau, (int, float)) else tau.unsqueeze(-1)

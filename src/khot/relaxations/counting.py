@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from khot.primitives.limits import check_size
 from khot.registry import Number, column, readable, relaxation
-from khot.relaxations._rows import finite_part, settle_mask, settle_rows
+from khot.relaxations._rows import deeper, finite_part, settle_mask, settle_rows
 
 STEPS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
@@ -43,14 +43,14 @@ def soft_count(scores: Tensor, tau: Number, h: str) -> Tensor:
 
 def _above(part: Tensor, scores: Tensor, counted: Tensor, tau: Number, h: str) -> Tensor:
     gaps = scores.unsqueeze(-2) - part.unsqueeze(-1)
-    steps = STEPS[h](gaps / (tau.unsqueeze(-1) if isinstance(tau, Tensor) else tau))
+    steps = STEPS[h](gaps / deeper(tau))
     return torch.where(counted.unsqueeze(-2), steps, 0.0).sum(-1)
 
 
 def _log_delta(ranks: Tensor, place: Tensor, tau: Number, delta: str) -> Tensor:
     """``log delta(rank - place)`` up to a constant; the first place takes every rank below it too."""
     away = ranks.unsqueeze(-2) - place
-    width = tau.unsqueeze(-1) if isinstance(tau, Tensor) else tau
+    width = deeper(tau)
     if delta == "sigmoid":
         below = logsigmoid((0.5 - away) / width)
         return torch.where(place == 1, below, below + logsigmoid((0.5 + away) / width))
@@ -70,7 +70,7 @@ def _log_hat(away: Tensor) -> Tensor:
 
 def _raw_delta(ranks: Tensor, place: Tensor, tau: Number, delta: str) -> Tensor:
     away = ranks.unsqueeze(-2) - place
-    width = tau.unsqueeze(-1) if isinstance(tau, Tensor) else tau
+    width = deeper(tau)
     if delta == "sigmoid":
         return torch.sigmoid((0.5 - away) / width) - torch.where(place == 1, 0.0, torch.sigmoid((-0.5 - away) / width))
     return (1 - away.abs()).clamp(min=0) if delta == "hat" else torch.exp(-(away / width).square() / 2)

@@ -132,15 +132,15 @@ def halving_matrix(scores: Tensor, k: int, tau: Number = 1.0, *, boost: float = 
 
     over :math:`\lceil \log_2 (n/k) \rceil` rounds. Where n is not k times a power of two, the best seeds have a bye in the first.
     Every item ends in one row, so that the mask is that item's weight and a selection costs O(nd). The seeding is taken as constant:
-    the gradient is that of the weights.
+    the gradient is that of the weights. More than k items at +inf meet as equals, and so do not weigh the same in the end.
 
     Args:
         scores: ``(..., n)``.
         k: how many rows.
         tau: temperature, a number or ``(...)``.
         boost: the constant C.
-        mode: ``"softmax"``, or ``"power"`` for the published code's softmax over ``20 ** (v / tau)``, which ignores ``boost`` and is
-            not invariant to a shift of the scores.
+        mode: ``"softmax"``, or ``"power"`` for the published code's softmax over ``20 ** (v / tau)``, which ignores ``boost``, is
+            not invariant to a shift of the scores, and overflows float32 from ``v / tau = 30`` on.
 
     Returns:
         ``(..., k, n)``, rows that sum to 1, one entry in each column.

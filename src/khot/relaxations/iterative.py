@@ -10,7 +10,7 @@ from torch import Tensor
 
 from khot.primitives.limits import check_size
 from khot.registry import Number, column, relaxation
-from khot.relaxations._rows import finite_part, mask_by_rows, over, select_by_rows, settle_rows
+from khot.relaxations._rows import deeper, finite_part, mask_by_rows, select_by_rows, settle_rows
 
 
 def _rows(scores: Tensor, k: int, tau: Number, alpha: float) -> Callable[[int, int], Tensor]:
@@ -29,7 +29,7 @@ def _some_rows(
     scores: Tensor, safe: Tensor, open_columns: Tensor, top: Tensor, turn: Tensor, tau: Number, alpha: float, start: int, stop: int
 ) -> Tensor:
     row = torch.arange(start, stop, device=scores.device).unsqueeze(-1)
-    gap = over(top[..., start:stop, None] - safe.unsqueeze(-2), tau)
+    gap = (top[..., start:stop, None] - safe.unsqueeze(-2)) / deeper(tau)
     out = ((turn.unsqueeze(-2) < row) | ~open_columns.unsqueeze(-2)) & (turn.unsqueeze(-2) != row)
     logits = (-alpha * gap.square()).masked_fill(out, -torch.inf)
     return settle_rows(torch.softmax(logits, -1), scores, start)

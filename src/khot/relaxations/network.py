@@ -11,7 +11,7 @@ from torch import Tensor
 from khot.primitives.limits import check_size
 from khot.primitives.order import descending_order
 from khot.registry import Number, column, relaxation
-from khot.relaxations._rows import ordinary, settle_mask, settle_rows
+from khot.relaxations._rows import deeper, ordinary, settle_mask, settle_rows
 
 SWAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "logistic": torch.sigmoid,
@@ -66,7 +66,7 @@ def _mix(values: Tensor, stay: Tensor, layer: _Layer) -> Tensor:
 def _compare(values: Tensor, tau: Number, swap: str, layer: _Layer) -> tuple[Tensor, Tensor]:
     """What the comparators decide, and the values after them; -inf loses to everything, +inf wins, equal infinities stay."""
     upper, lower = _split(values, layer)
-    width = tau.unsqueeze(-1) if isinstance(tau, Tensor) and layer.block else tau
+    width = deeper(tau) if layer.block else tau
     real = upper.isfinite() & lower.isfinite()
     gap = torch.where(real, upper, 0.0) - torch.where(real, lower, 0.0)
     stay = torch.where(real, SWAPS[swap](gap / width), (upper >= lower).to(gap.dtype))

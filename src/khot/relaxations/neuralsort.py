@@ -11,7 +11,7 @@ from torch import Tensor
 from khot.primitives.limits import check_size
 from khot.primitives.order import descending_order
 from khot.registry import Number, column, relaxation
-from khot.relaxations._rows import finite_part, mask_by_rows, over, select_by_rows, settle_rows
+from khot.relaxations._rows import deeper, finite_part, mask_by_rows, select_by_rows, settle_rows
 
 
 def _rows(scores: Tensor, k: int, tau: Number) -> Callable[[int, int], Tensor]:
@@ -36,7 +36,7 @@ def _unsort(values: Tensor, order: Tensor) -> Tensor:
 
 def _some_rows(scores: Tensor, open_columns: Tensor, once: Tensor, weighted: Tensor, tau: Number, start: int, stop: int) -> Tensor:
     place = torch.arange(start, stop, device=scores.device, dtype=scores.dtype).unsqueeze(-1)
-    logits = over(2 * place * once.unsqueeze(-2) - weighted.unsqueeze(-2), tau)
+    logits = (2 * place * once.unsqueeze(-2) - weighted.unsqueeze(-2)) / deeper(tau)
     return settle_rows(torch.softmax(logits.masked_fill(~open_columns.unsqueeze(-2), -torch.inf), -1), scores, start)
 
 

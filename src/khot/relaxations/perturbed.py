@@ -10,7 +10,7 @@ from torch.autograd.function import Function, once_differentiable
 
 from khot.primitives.limits import check_size
 from khot.registry import Number, column, relaxation
-from khot.relaxations._rows import settle_mask, settle_rows
+from khot.relaxations._rows import deeper, settle_mask, settle_rows
 
 
 class _Mean(Function):
@@ -22,8 +22,7 @@ class _Mean(Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, sigma: Number, noise: Tensor, k: int, ordered: bool) -> Tensor:
         clean = torch.where(scores.isfinite(), scores, torch.where(scores > 0, torch.inf, -torch.inf))
-        spread = sigma.unsqueeze(-2) if isinstance(sigma, Tensor) else sigma
-        index = (clean.unsqueeze(-2) + spread * noise).topk(k).indices  # (..., samples, k)
+        index = (clean.unsqueeze(-2) + deeper(sigma) * noise).topk(k).indices  # (..., samples, k)
         ctx.save_for_backward(noise, index, clean.topk(k).indices, clean.isfinite())
         ctx.spread, ctx.ordered = sigma, ordered
         return _counts(index, scores, ordered) / noise.shape[-2]
@@ -57,7 +56,7 @@ def _mean(scores: Tensor, k: int, tau: Number, num_samples: int, generator: torc
     shape = (*scores.shape[:-1], num_samples, scores.shape[-1])
     check_size("perturbed", *shape, what="noise", fix="lower num_samples or split the batch")
     noise = torch.randn(shape, generator=generator, dtype=scores.dtype, device=scores.device)
-    return _Mean.apply(scores, column(tau.detach() if isinstance(tau, Tensor) else tau, scores), noise, k, ordered)
+    return _Mean.apply(scores, column(tau, scores), noise, k, ordered)
 
 
 def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, num_samples: int = 500, generator: torch.Generator | None = None) -> Tensor:

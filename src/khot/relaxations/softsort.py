@@ -10,7 +10,7 @@ from torch import Tensor
 from khot.primitives.limits import check_size
 from khot.primitives.scan import decayed_cumsum
 from khot.registry import Number, column, relaxation
-from khot.relaxations._rows import finite_part, over, settle_mask, settle_rows
+from khot.relaxations._rows import deeper, finite_part, settle_mask, settle_rows
 
 
 class _Kernel(NamedTuple):
@@ -112,5 +112,5 @@ def softsort_matrix(scores: Tensor, k: int, tau: Number = 1.0) -> Tensor:
     safe, open_columns = finite_part(scores)
     top = safe.gather(-1, scores.detach().topk(k).indices)
     gaps = (top.unsqueeze(-1) - safe.unsqueeze(-2)).abs()
-    logits = -over(gaps, column(tau, scores))
+    logits = -gaps / deeper(column(tau, scores))
     return settle_rows(torch.softmax(logits.masked_fill(~open_columns.unsqueeze(-2), -torch.inf), -1), scores)
