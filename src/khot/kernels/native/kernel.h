@@ -1,0 +1,29 @@
+// The arguments of the two kernels, shared by the entry points and the copies for each instruction set.
+#pragma once
+#include <cstdint>
+
+struct KhotForward {
+  const void* x;
+  void* y;
+  const double *k, *tau;  // one per row, or a single one with stride 0
+  int64_t k_stride, tau_stride;
+  double* shift;  // rows, or null
+  int64_t rows, n;
+  int threads;
+};
+
+struct KhotBackward {
+  const void *y, *g, *x;  // x only for gtau
+  const double* shift;
+  void* gx;
+  double *gk, *gtau;  // rows, or null
+  const double* tau;
+  int64_t tau_stride, rows, n;
+  int threads;
+};
+
+struct KhotKernels {
+  const char* name;
+  int (*forward)(int family, int dtype, const KhotForward&);
+  int (*backward)(int family, int dtype, const KhotBackward&);
+};

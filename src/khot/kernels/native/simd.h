@@ -1,0 +1,195 @@
+// Vectors of float and double, as wide as the instruction set of this translation unit.
+//
+// The arithmetic is written with the vector extensions of GCC and Clang, so one source serves AVX-512, AVX2, SSE2 and
+// NEON. Only the fused multiply-add needs intrinsics. Everything lives in an unnamed namespace: the file is compiled
+// once per instruction set, and no inline function may be shared between the copies.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#define KHOT_VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#include <immintrin.h>
+#define KHOT_VECTOR_BYTES 32
+#else
+#define KHOT_VECTOR_BYTES 16
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+#endif
+
+#define KHOT_INLINE inline __attribute__((always_inline))
+#define KHOT_INLINE_LAMBDA __attribute__((always_inline))
+
+namespace {
+
+typedef float VecF __attribute__((vector_size(KHOT_VECTOR_BYTES)));
+typedef double VecD __attribute__((vector_size(KHOT_VECTOR_BYTES)));
+typedef int32_t IntF __attribute__((vector_size(KHOT_VECTOR_BYTES)));
+typedef int64_t IntD __attribute__((vector_size(KHOT_VECTOR_BYTES)));
+typedef float HalfF __attribute__((vector_size(KHOT_VECTOR_BYTES / 2)));
+typedef uint16_t HalfU16 __attribute__((vector_size(KHOT_VECTOR_BYTES / 2)));
+
+template <class T> struct VecTypes;
+template <> struct VecTypes<float> { using vec = VecF; using ivec = IntF; using integer = int32_t; };
+template <> struct VecTypes<double> { using vec = VecD; using ivec = IntD; using integer = int64_t; };
+template <class T> using Vec = typename VecTypes<T>::vec;
+template <class T> using IVec = typename VecTypes<T>::ivec;
+template <class T> using Integer = typename VecTypes<T>::integer;
+template <class T> constexpr int kWidth = KHOT_VECTOR_BYTES / int(sizeof(T));
+
+template <class T> constexpr T kInf = std::numeric_limits<T>::infinity();
+template <class T> constexpr T kNan = std::numeric_limits<T>::quiet_NaN();
+template <class T> constexpr T kEps = std::numeric_limits<T>::epsilon();
+
+template <class T> KHOT_INLINE T least(T a, T b) { return b < a ? b : a; }
+template <class T> KHOT_INLINE T most(T a, T b) { return b > a ? b : a; }
+
+template <class T> KHOT_INLINE Vec<T> splat(T a) { return a - Vec<T>{}; }
+KHOT_INLINE IntF splat_int(int32_t a) { return a - IntF{}; }
+KHOT_INLINE IntD splat_int(int64_t a) { return a - IntD{}; }
+
+// The second argument survives where it is nan: min(bound, x) and max(bound, x) keep the nan of x.
+template <class V> KHOT_INLINE V vmin(V bound, V x) { return bound < x ? bound : x; }
+template <class V> KHOT_INLINE V vmax(V bound, V x) { return bound > x ? bound : x; }
+
+template <class V> KHOT_INLINE auto bits(V x) {
+  using I = std::conditional_t<std::is_same<V, VecF>::value, IntF, IntD>;
+  return (I)x;
+}
+template <class T> KHOT_INLINE Vec<T> from_bits(IVec<T> x) { return (Vec<T>)x; }
+
+KHOT_INLINE VecF vabs(VecF x) { return (VecF)((IntF)x & splat_int(int32_t(0x7fffffff))); }
+KHOT_INLINE VecD vabs(VecD x) { return (VecD)((IntD)x & splat_int(int64_t(0x7fffffffffffffff))); }
+
+// a * b + c, rounded once where the machine can.
+#if defined(__AVX512F__)
+KHOT_INLINE VecF fma(VecF a, VecF b, VecF c) { return (VecF)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+KHOT_INLINE VecD fma(VecD a, VecD b, VecD c) { return (VecD)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c); }
+KHOT_INLINE VecF vsqrt(VecF a) { return (VecF)_mm512_sqrt_ps((__m512)a); }
+KHOT_INLINE VecD vsqrt(VecD a) { return (VecD)_mm512_sqrt_pd((__m512d)a); }
+#elif defined(__AVX2__)
+KHOT_INLINE VecF fma(VecF a, VecF b, VecF c) { return (VecF)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+KHOT_INLINE VecD fma(VecD a, VecD b, VecD c) { return (VecD)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c); }
+KHOT_INLINE VecF vsqrt(VecF a) { return (VecF)_mm256_sqrt_ps((__m256)a); }
+KHOT_INLINE VecD vsqrt(VecD a) { return (VecD)_mm256_sqrt_pd((__m256d)a); }
+#else
+#if defined(__aarch64__)
+KHOT_INLINE VecF fma(VecF a, VecF b, VecF c) { return (VecF)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
+KHOT_INLINE VecD fma(VecD a, VecD b, VecD c) { return (VecD)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b); }
+#else
+KHOT_INLINE VecF fma(VecF a, VecF b, VecF c) { return a * b + c; }
+KHOT_INLINE VecD fma(VecD a, VecD b, VecD c) { return a * b + c; }
+#endif
+KHOT_INLINE VecF vsqrt(VecF a) {
+  for (int j = 0; j < kWidth<float>; j++) a[j] = __builtin_sqrtf(a[j]);
+  return a;
+}
+KHOT_INLINE VecD vsqrt(VecD a) {
+  for (int j = 0; j < kWidth<double>; j++) a[j] = __builtin_sqrt(a[j]);
+  return a;
+}
+#endif
+
+// The two halves of a vector, as doubles, added. Sums of many floats are kept in double.
+#if KHOT_VECTOR_BYTES == 64
+#define KHOT_LOW 0, 1, 2, 3, 4, 5, 6, 7
+#define KHOT_HIGH 8, 9, 10, 11, 12, 13, 14, 15
+#elif KHOT_VECTOR_BYTES == 32
+#define KHOT_LOW 0, 1, 2, 3
+#define KHOT_HIGH 4, 5, 6, 7
+#else
+#define KHOT_LOW 0, 1
+#define KHOT_HIGH 2, 3
+#endif
+KHOT_INLINE VecD widen_add(VecF x) {
+  HalfF low = __builtin_shufflevector(x, x, KHOT_LOW), high = __builtin_shufflevector(x, x, KHOT_HIGH);
+  return __builtin_convertvector(low, VecD) + __builtin_convertvector(high, VecD);
+}
+KHOT_INLINE VecD widen_add(VecD x) { return x; }
+
+KHOT_INLINE double sum_lanes(VecD x) {
+#if KHOT_VECTOR_BYTES == 64
+  return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+#elif KHOT_VECTOR_BYTES == 32
+  return (x[0] + x[2]) + (x[1] + x[3]);
+#else
+  return x[0] + x[1];
+#endif
+}
+KHOT_INLINE double sum_lanes(VecF x) { return sum_lanes(widen_add(x)); }
+
+// ---- memory: the stored type S, computed in Compute<S> ----
+struct BFloat16 { uint16_t raw; };
+struct Float16 { uint16_t raw; };
+template <class S> struct ComputeType { using type = S; };
+template <> struct ComputeType<BFloat16> { using type = float; };
+template <> struct ComputeType<Float16> { using type = float; };
+template <class S> using Compute = typename ComputeType<S>::type;
+template <class S> constexpr bool kExactStore = std::is_same<S, Compute<S>>::value;
+
+KHOT_INLINE IntF load_u16(const void* p) {
+  HalfU16 h;
+  std::memcpy(&h, p, sizeof h);
+  return __builtin_convertvector(h, IntF);
+}
+KHOT_INLINE void store_u16(void* p, IntF bits) {
+  HalfU16 h = __builtin_convertvector(bits, HalfU16);
+  std::memcpy(p, &h, sizeof h);
+}
+
+KHOT_INLINE VecF load(const float* p) { VecF v; std::memcpy(&v, p, sizeof v); return v; }
+KHOT_INLINE VecD load(const double* p) { VecD v; std::memcpy(&v, p, sizeof v); return v; }
+KHOT_INLINE VecF load(const BFloat16* p) { return (VecF)(load_u16(p) << 16); }
+KHOT_INLINE VecF load(const Float16* p) {
+  IntF h = load_u16(p), magnitude = h & 0x7fff;
+  // Scaling by 2^112 rebiases the exponent and normalises the subnormals; infinity and nan keep their exponent.
+  VecF scaled = (VecF)(magnitude << 13) * splat(0x1p112f);
+  VecF special = (VecF)((magnitude << 13) | 0x7f800000);
+  VecF value = magnitude >= 0x7c00 ? special : scaled;
+  return (VecF)((IntF)value | ((h & 0x8000) << 16));
+}
+
+KHOT_INLINE void store(float* p, VecF v) { std::memcpy(p, &v, sizeof v); }
+KHOT_INLINE void store(double* p, VecD v) { std::memcpy(p, &v, sizeof v); }
+KHOT_INLINE void store(BFloat16* p, VecF v) {
+  IntF b = (IntF)v;
+  IntF rounded = ((b + 0x7fff + ((b >> 16) & 1)) >> 16) & 0xffff;  // to nearest, ties to even
+  store_u16(p, v == v ? rounded : splat_int(0x7fc0));
+}
+KHOT_INLINE void store(Float16* p, VecF v) {
+  IntF b = (IntF)v, sign = (b >> 16) & 0x8000, magnitude = b & 0x7fffffff;
+  // Normal results: rebias and round to nearest even. Subnormal ones: let the float adder round at bit 2^-24.
+  IntF normal = (magnitude - ((127 - 15) << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+  IntF subnormal = (IntF)((VecF)magnitude + splat(0.5f)) - (IntF)splat(0.5f);
+  IntF h = magnitude < (113 << 23) ? subnormal : normal;
+  h = magnitude >= 0x477ff000 ? splat_int(0x7c00) : h;  // 65520 and more round to infinity
+  h = v == v ? h : splat_int(0x7e00);
+  store_u16(p, h | sign);
+}
+
+// The first r elements of a vector; the others read as zero.
+template <class S> KHOT_INLINE Vec<Compute<S>> load_part(const S* p, int r) {
+  S buffer[kWidth<Compute<S>>] = {};
+  std::memcpy(buffer, p, r * sizeof(S));
+  return load(buffer);
+}
+template <class S> KHOT_INLINE void store_part(S* p, Vec<Compute<S>> v, int r) {
+  S buffer[kWidth<Compute<S>>];
+  store(buffer, v);
+  std::memcpy(p, buffer, r * sizeof(S));
+}
+template <class T> KHOT_INLINE IVec<T> first_lanes(int r) {
+  IVec<T> index;
+  for (int j = 0; j < kWidth<T>; j++) index[j] = j;
+  return index < Integer<T>(r);
+}
+
+KHOT_INLINE double scalar(float x) { return x; }
+KHOT_INLINE double scalar(double x) { return x; }
+
+}  // namespace

@@ -1,0 +1,401 @@
+// The threshold of each row: up to eight rows at a time, or one long row split into blocks.
+//
+// A row starts from its mean and variance (short), or from the solution of a sample (long), or, where the scores are
+// spread far wider than tau, from a search by counting. Every evaluation gives sum F and its moments; the family's
+// step usually lands in one or two. The bracket of the root is kept throughout and bisected when a step leaves it.
+#pragma once
+#include <cstdlib>
+
+#include "passes.h"
+#include "team.h"
+
+namespace {
+
+constexpr int kLanes = 8;                 // rows solved side by side
+constexpr int64_t kSampledFrom = 4096;    // longer rows start from a sample
+constexpr int64_t kSampleMost = 16384;
+constexpr double kSharp = 60;             // variance / tau^2 from which a row is searched by counting
+constexpr int kBisectFrom = 24, kMaxRounds = 400;
+
+inline double limit_of_step(int order, double eps) { return std::pow(eps, 1.0 / order); }
+
+// Positions of numbers on the line of representable ones, for a bisection that does not care about scale.
+inline int64_t rank_of(float x) {
+  int32_t i;
+  std::memcpy(&i, &x, sizeof i);
+  return i < 0 ? int64_t(INT32_MIN) - i : i;
+}
+inline int64_t rank_of(double x) {
+  int64_t i;
+  std::memcpy(&i, &x, sizeof i);
+  return i < 0 ? INT64_MIN - i : i;
+}
+inline void of_rank(int64_t r, float& x) {
+  int32_t i = int32_t(r < 0 ? int64_t(INT32_MIN) - r : r);
+  std::memcpy(&x, &i, sizeof x);
+}
+inline void of_rank(int64_t r, double& x) {
+  int64_t i = r < 0 ? INT64_MIN - r : r;
+  std::memcpy(&x, &i, sizeof x);
+}
+
+template <class F, class S> class Solver {
+ public:
+  using C = Compute<S>;
+  static constexpr bool kUseCache = F::kCached && kExactStore<S>;
+
+  Solver(int64_t length, int team, bool loose_ = false) : n(length), threads(team), loose(loose_) {}
+
+  void add_row(const S* source, S* target, double k_, double tau_) {
+    x[rows] = source, y[rows] = target, k[rows] = k_, tau[rows] = tau_, rows++;
+  }
+
+  void solve() {
+    for (int r = 0; r < rows; r++) done[r] = !prepare(r);
+    iterate();
+    for (int r = 0; r < rows; r++)
+      if (!closed[r]) finish(r);
+  }
+
+  // t = high - low tau, and F(0) = 1/2 there; 0 for the rows that have no threshold.
+  double threshold(int r) const { return closed[r] ? 0 : double(high[r]) - (low[r] - F::kCentre) * tau[r]; }
+
+  bool is_closed(int r) const { return closed[r]; }
+  double slope_sum(int r) const { return v0[r]; }
+
+ private:
+  const int64_t n;
+  const int threads;
+  const bool loose;  // an answer to a percent will do
+  int rows = 0;
+  const S* x[kLanes];
+  S* y[kLanes];
+  C high[kLanes];
+  bool done[kLanes], closed[kLanes] = {}, searched[kLanes] = {}, cached[kLanes] = {};
+  double hint_low[kLanes], hint_high[kLanes];
+  alignas(64) double k[kLanes], tau[kLanes], rest[kLanes], inv_tau[kLanes], low[kLanes], low_rest[kLanes];
+  alignas(64) double bracket_low[kLanes], bracket_high[kLanes], quantile[kLanes], normal[kLanes];
+  alignas(64) double missing[kLanes], v0[kLanes], v1[kLanes], v2[kLanes], v3[kLanes], step[kLanes], factor[kLanes];
+  double probe[kLanes];
+
+  // ---- passes over a whole row ----
+  template <class R, class Fn> R reduce(Fn fn) const { return reduce_blocks<R>(threads, n, fn); }
+
+  C* cache(int r) const { return kUseCache ? reinterpret_cast<C*>(y[r]) : nullptr; }
+
+  Shift<C> shift(int r) const {
+    C base = C(low[r]);
+    double scale = F::kCached ? -1.4426950408889634 * inv_tau[r] : inv_tau[r];
+    return {splat(high[r]), splat(C(scale)), splat(base), splat(C(low[r] - double(base) + low_rest[r])), splat(C(factor[r]))};
+  }
+
+  template <bool kComplement, Source kSource> Sums evaluate_from(int r) const {
+    const Shift<C> s = shift(r);
+    const S* row = x[r];
+    C* codes = cache(r);
+    return reduce<Sums>([=](int64_t begin, int64_t size) { return measure<F, S, kComplement, kSource>(row + begin, codes + begin, size, s); });
+  }
+  template <bool kComplement> Sums evaluate_row(int r) {
+    if (!kUseCache) return evaluate_from<kComplement, kFromScores>(r);
+    if (cached[r]) return evaluate_from<kComplement, kFromCache>(r);
+    cached[r] = true;
+    return evaluate_from<kComplement, kKeep>(r);
+  }
+  void evaluate(int r) {
+    bool fresh = !(kUseCache && cached[r]), complement = k[r] > 0.5 * double(n);
+    Sums s = complement ? evaluate_row<true>(r) : evaluate_row<false>(r);
+    missing[r] = complement ? s.y - (double(n) - k[r]) : k[r] - s.y;
+    v0[r] = s.v0, v1[r] = s.v1, v2[r] = s.v2, v3[r] = s.v3;
+    if (fresh) probe[r] = s.probe;
+  }
+
+  // ---- starting ----
+  // u is counted from `at`, up to the rounding of high, which goes into low.
+  void centre(int r, double at) {
+    high[r] = C(at);
+    low[r] = (double(high[r]) - at) * inv_tau[r], low_rest[r] = 0;
+    cached[r] = false;
+  }
+  // The same threshold seen from a nearer high; the bracket moves along.
+  void recentre(int r) {
+    C from = high[r];
+    double at = double(from) - low[r] * tau[r];
+    high[r] = C(at);
+    double moved = (double(high[r]) - double(from)) * inv_tau[r];
+    move(r, moved);
+    bracket_low[r] += moved, bracket_high[r] += moved;
+    cached[r] = false;
+  }
+
+  // False when nothing is left to solve.
+  bool prepare(int r) {
+    inv_tau[r] = 1 / tau[r];
+    rest[r] = double(n) - k[r];
+    low[r] = low_rest[r] = 0, bracket_low[r] = -kInf<double>, bracket_high[r] = kInf<double>;
+    hint_low[r] = -kInf<double>, hint_high[r] = kInf<double>;
+    if (!(k[r] > 0 && rest[r] > 0 && tau[r] > 0 && inv_tau[r] < kInf<double>)) return search(r);
+    set_quantiles(r, k[r], rest[r]);
+    return n > kSampledFrom ? start_from_sample(r) : start_from_moments(r);
+  }
+
+  void set_quantiles(int r, double above, double below) {
+    if (r > 0 && k[r] == k[r - 1] && rest[r] == rest[r - 1] && above == k[r]) {
+      quantile[r] = quantile[r - 1], normal[r] = normal[r - 1];
+      return;
+    }
+    double total = above + below;
+    quantile[r] = F::quantile(above / total, below / total);
+    normal[r] = rough_normal_quantile(above / total, below / total);
+  }
+
+  // F^-1(k/n) - (max - high)/tau <= low <= F^-1(k/n) - (min - high)/tau, for every increasing F.
+  void set_bracket(int r, double least_score, double most_score) {
+    double slack = 1e-3 * (1 + std::fabs(quantile[r]));
+    bracket_low[r] = (double(high[r]) - most_score) * inv_tau[r] + quantile[r] - slack;
+    bracket_high[r] = (double(high[r]) - least_score) * inv_tau[r] + quantile[r] + slack;
+  }
+
+  bool start_from_moments(int r) {
+    const C reference = load_part(x[r], 1)[0];
+    const S* row = x[r];
+    Stats s = reduce<Stats>([=](int64_t begin, int64_t size) { return moments(row + begin, size, reference); });
+    double mean = s.sum / double(n), variance = most(0.0, s.square / double(n) - mean * mean) * inv_tau[r] * inv_tau[r];
+    if (!(s.probe == 0) || !(variance < kSharp)) return search(r);
+    double at = double(reference) + mean - tau[r] * F::start(quantile[r], normal[r], variance);
+    centre(r, at);
+    set_bracket(r, s.low, s.high);
+    if (low[r] < bracket_low[r] || low[r] > bracket_high[r]) low[r] = 0.5 * (bracket_low[r] + bracket_high[r]);
+    return true;
+  }
+
+  // Vectors evenly spread over the row, solved as a row of its own. Where the sample leaves the threshold uncertain
+  // by more than a fraction of tau, it still tells between which levels to count.
+  bool start_from_sample(int r) {
+    constexpr int64_t w = 8;
+    int64_t groups = least(kSampleMost, most(int64_t(512), n / 32)) / w, m = groups * w;
+    C* sample = static_cast<C*>(std::malloc(2 * size_t(m) * sizeof(C)));
+    if (!sample) return search(r);
+    for (int64_t g = 0; g < groups; g++) {
+      const S* from = x[r] + (n / w) * g / groups * w;
+      for (int64_t j = 0; j < w; j += least<int64_t>(w, kWidth<C>)) {
+        if (kWidth<C> <= w) store(sample + g * w + j, load(from + j));
+        else store_part(sample + g * w, load_part(from, int(w)), int(w));
+      }
+    }
+    double share = double(m) / double(n), part = least(most(k[r] * share, 1e-9 * double(m)), double(m) * (1 - 1e-9));
+    Solver<F, C> small(m, 1, true);
+    small.add_row(sample, sample + m, part, tau[r]);
+    small.solve();
+    bool usable = !small.is_closed(0);
+    if (usable) {
+      double squares = 0, total = 0;
+      for (int64_t i = 0; i < m; i++) squares += double(sample[m + i]) * double(sample[m + i]), total += double(sample[m + i]);
+      double spread = std::sqrt(most(0.0, squares - total * total / double(m))) / small.slope_sum(0);
+      if (spread < 0.3) {
+        std::free(sample);
+        centre(r, small.foot(0));
+        return true;
+      }
+      double wide = 4 * std::sqrt(part * (1 - part / double(m))) + 2;
+      if (part - wide > 0) hint_high[r] = small.nearly(0, part - wide);
+      if (part + wide < double(m)) hint_low[r] = small.nearly(0, part + wide);
+    }
+    std::free(sample);
+    return search(r);
+  }
+
+ public:
+  double foot(int r) const { return double(high[r]) - low[r] * tau[r]; }
+  // A level with about that many scores above it, by counting.
+  double nearly(int r, double above) const {
+    const S* row = x[r];
+    Stats s = reduce<Stats>([=](int64_t begin, int64_t size) { return classify(row + begin, size); });
+    return locate(r, above, s, -kInf<double>, kInf<double>);
+  }
+
+ private:
+  // The careful start, and the semantics of infinite scores and of k at its ends.
+  bool search(int r) {
+    const S* row = x[r];
+    searched[r] = true;
+    Stats s = reduce<Stats>([=](int64_t begin, int64_t size) { return classify(row + begin, size); });
+    double present = double(n - s.below), certain = double(s.above);
+    if (s.nan || !(k[r] == k[r]) || !(tau[r] > 0)) return close(r, kNan<double>, kNan<double>, kNan<double>);
+    if (k[r] >= present) return close(r, 0, 1, 1);
+    if (k[r] <= certain) return close(r, 0, 0, k[r] <= 0 ? 0 : k[r] / certain);
+    if (k[r] <= 0) return close(r, 0, 0, 0);
+    set_quantiles(r, k[r] - certain, present - k[r]);
+    if (!(inv_tau[r] < kInf<double>)) inv_tau[r] = std::numeric_limits<double>::max();
+    double at = locate(r, k[r], s, hint_low[r], hint_high[r]);
+    centre(r, at - (F::kCentre) * tau[r]);
+    set_bracket(r, s.low, s.high);
+    return true;
+  }
+
+  // Writes a row that needs no threshold: the excluded, the finite and the certain scores get these values.
+  bool close(int r, double excluded, double finite, double certain) {
+    const S* row = x[r];
+    S* out = y[r];
+    auto write = [=](int64_t begin, int64_t size) {
+      constexpr int w = kWidth<C>;
+      for (int64_t i = 0; i < size; i += w) {
+        int part = int(least<int64_t>(w, size - i));
+        Vec<C> v = load_part(row + begin + i, part);
+        Vec<C> value = v == -kInf<C> ? splat(C(excluded)) : (v == kInf<C> ? splat(C(certain)) : splat(C(finite)));
+        store_part(out + begin + i, value, part);
+      }
+      return Empty();
+    };
+    reduce<Empty>(write);
+    closed[r] = true, done[r] = true, v0[r] = 0;
+    return false;
+  }
+
+  // A level with k scores above it: in the middle of the gap where there is one, else to a fraction of tau. Four
+  // levels are counted in a pass; they divide the interval evenly by value and by rank in turn, so that neither a
+  // wide range nor a few outliers take many passes.
+  double locate(int r, double above, const Stats& s, double from, double to) const {
+    const S* row = x[r];
+    C lo, hi = C(s.high);
+    of_rank(rank_of(C(s.low)) - 1, lo);
+    for (int round = 0; round < 64; round++) {
+      double width = double(hi) - double(lo);
+      if (width <= 0.5 * tau[r]) return double(lo) + 0.5 * width;
+      C level[4];
+      int inside = 0;
+      int64_t rank_lo = rank_of(lo), rank_hi = rank_of(hi);
+      bool hinted = round == 0 && (from > double(lo) || to < double(hi));
+      double a = hinted ? most(from, double(lo)) : double(lo), b = hinted ? least(to, double(hi)) : double(hi);
+      for (int j = 0; j < 4; j++) {
+        C t;
+        if (hinted) t = C(a + (b - a) * j / 3);
+        else if (round & 1) of_rank(rank_lo + int64_t(uint64_t(rank_hi - rank_lo) / 5) * (j + 1), t);
+        else t = C(a + (b - a) * ((j + 1) / 5.0));
+        if (t > lo && t < hi) level[inside++] = t;
+      }
+      if (!inside && uint64_t(rank_hi - rank_lo) > 1) {  // fewer than five numbers are left between: take them in turn
+        of_rank(rank_lo + int64_t(uint64_t(rank_hi - rank_lo) / 2), level[inside++]);
+      }
+      if (!inside) return double(hi);  // neighbours: all that is left is a tie at hi
+      for (int j = inside; j < 4; j++) level[j] = level[inside - 1];
+      const C l0 = level[0], l1 = level[1], l2 = level[2], l3 = level[3];
+      Counts c = reduce<Counts>([=](int64_t begin, int64_t size) {
+        C four[4] = {l0, l1, l2, l3};
+        return count_above(row + begin, size, four);
+      });
+      for (int j = 0; j < 4; j++) {
+        double count = double(c.c[j]);
+        if (count == above) {
+          C t = level[j];
+          Gap g = reduce<Gap>([=](int64_t begin, int64_t size) { return gap_at(row + begin, size, t); });
+          return g.above < kInf<double> ? 0.5 * g.below + 0.5 * g.above : double(t);
+        }
+        if (count > above) lo = most(lo, level[j]);
+        else hi = least(hi, level[j]);
+      }
+    }
+    return double(lo) + 0.5 * (double(hi) - double(lo));
+  }
+
+  // ---- iteration ----
+  void set_factors() {
+    constexpr int w = kWidth<double>;
+    for (int j = 0; j < kLanes; j += w) store(factor + j, exp2<double>(load(low + j) * -1.4426950408889634));
+  }
+  void set_steps() {
+    constexpr int w = kWidth<double>;
+    for (int j = 0; j < rows; j += w) {
+      store(step + j, F::step(load(missing + j), load(k + j), load(rest + j), load(v0 + j), load(v1 + j), load(v2 + j), load(v3 + j)));
+    }
+  }
+  void iterate() {
+    for (int r = rows; r < kLanes; r++) low[r] = missing[r] = v1[r] = v2[r] = v3[r] = 0, v0[r] = k[r] = rest[r] = 1;
+    for (int r = 0; r < rows; r++)
+      if (done[r]) missing[r] = v1[r] = v2[r] = v3[r] = 0, v0[r] = 1;
+    for (int round = 0; round < kMaxRounds; round++) {
+      bool active = false;
+      if (F::kCached) set_factors();
+      for (int r = 0; r < rows; r++) {
+        if (done[r]) continue;
+        evaluate(r);
+        active = true;
+      }
+      if (!active) return;
+      set_steps();
+      for (int r = 0; r < rows; r++)
+        if (!done[r]) advance(r, round);
+    }
+  }
+
+  void advance(int r, int round) {
+#ifdef DBG
+printf("adv r%d round %d D %g v0 %g v1 %g step %g low %g high %g br %g %g\n",r,round,missing[r],v0[r],v1[r],step[r],low[r],double(high[r]),bracket_low[r],bracket_high[r]);
+#endif
+    static const double small = limit_of_step(F::kOrder, kEps<C>);
+    double d = step[r], size = std::fabs(d);
+    if (!searched[r] && (!(probe[r] == 0) || !(size < 8) || round == 6)) {
+      done[r] = !search(r);
+      return;
+    }
+    if (size <= (loose ? most(small, 0.02) : small)) {
+      move(r, d);
+      if (!F::kCached) recentre(r);
+      done[r] = true;
+      return;
+    }
+    if (!(size < kInf<double>) && std::fabs(missing[r]) <= 0.5 * kEps<C> * most(1.0, k[r])) {  // all saturated, and right
+      done[r] = true;
+      return;
+    }
+    if (missing[r] > 0) bracket_low[r] = most(bracket_low[r], low[r]);
+    else bracket_high[r] = least(bracket_high[r], low[r]);
+    double next = low[r] + d;
+    bool inside = next > bracket_low[r] && next < bracket_high[r];
+    if (!inside || (round >= kBisectFrom && round % 2)) {
+      next = 0.5 * (bracket_low[r] + bracket_high[r]);
+      if (!(next > bracket_low[r] && next < bracket_high[r])) {  // the bracket is as narrow as numbers allow
+        done[r] = true;
+        return;
+      }
+    }
+    move(r, next - low[r]);
+    if (!F::kCached || std::fabs(low[r]) > 16) recentre(r);
+  }
+
+  void move(int r, double d) {  // low + low_rest keeps what rounding would lose
+    double sum = low[r] + d, back = sum - low[r];
+    low_rest[r] += (low[r] - (sum - back)) + (d - back);
+    low[r] = sum;
+  }
+
+  // ---- output ----
+  double write(int r) {
+    if (F::kCached) set_factors();
+    const Shift<C> s = shift(r);
+    const S* row = x[r];
+    S* out = y[r];
+    const C* codes = cache(r);
+    bool from_cache = kUseCache && cached[r];
+    cached[r] = false;  // the output overwrites the codes
+    return reduce<Total>([=](int64_t begin, int64_t size) {
+             return Total{from_cache ? emit<F, S, kFromCache>(row + begin, codes + begin, out + begin, size, s)
+                                     : emit<F, S, kFromScores>(row + begin, codes + begin, out + begin, size, s)};
+           }).value;
+  }
+  // Writes the row, and again if its sum misses k by more than rounding explains.
+  void finish(int r) {
+    for (int attempt = 0;; attempt++) {
+      double off = k[r] - write(r), d = off / v0[r];
+      if (loose || attempt == 4 || std::fabs(off) <= 2.5 * kEps<C> * most(1.0, k[r]) || !(std::fabs(d) < 1e3)) return;
+      if (std::fabs(d) < 1e-3) move(r, d);
+      else if (!searched[r] || attempt) {
+        for (int j = 0; j < rows; j++) done[j] = true;
+        done[r] = attempt || !search(r);
+        if (attempt) move(r, most(-1.0, least(1.0, d)));
+        iterate();
+      } else move(r, most(-1.0, least(1.0, d)));
+    }
+  }
+};
+
+}  // namespace

@@ -1,0 +1,42 @@
+// Splitting work over threads. Long rows are cut into blocks whose number depends on the length alone, and partial
+// results are added in order: the answer does not depend on how many threads there are.
+#pragma once
+#include "simd.h"
+
+// Runs body(context, i) for i in [0, count) on at most `threads` threads; defined once for all instruction sets.
+extern "C" __attribute__((visibility("hidden"))) void khot_parallel(int threads, int64_t count, void (*body)(void*, int64_t), void* context);
+
+namespace {
+
+constexpr int64_t kBlock = 16384, kMostBlocks = 256;
+
+struct Empty { void add(const Empty&) {} };
+struct Total {
+  double value = 0;
+  void add(const Total& o) { value += o.value; }
+};
+
+inline int64_t block_size(int64_t n) {
+  int64_t even = (n + kMostBlocks - 1) / kMostBlocks;
+  return most(kBlock, (even + 63) / 64 * 64);
+}
+
+// fn(begin, size) over the blocks of [0, n), results added in the order of the blocks.
+template <class R, class Fn> R reduce_blocks(int threads, int64_t n, const Fn& fn) {
+  if (n <= kBlock) return fn(int64_t(0), n);
+  struct Context { const Fn* fn; int64_t n, size; R part[kMostBlocks]; };
+  Context context;
+  context.fn = &fn, context.n = n, context.size = block_size(n);
+  int64_t blocks = (n + context.size - 1) / context.size;
+  auto body = [](void* p, int64_t b) {
+    Context& c = *static_cast<Context*>(p);
+    c.part[b] = (*c.fn)(b * c.size, least(c.size, c.n - b * c.size));
+  };
+  if (threads > 1) khot_parallel(threads, blocks, body, &context);
+  else for (int64_t b = 0; b < blocks; b++) body(&context, b);
+  R sum = context.part[0];
+  for (int64_t b = 1; b < blocks; b++) sum.add(context.part[b]);
+  return sum;
+}
+
+}  // namespace
