@@ -11,85 +11,67 @@ struct Weighted {
   void add(const Weighted& o) { v += o.v, vg += o.vg; }
 };
 
-template <class F, class S> struct Backward {
-  using C = Compute<S>;
-  static constexpr int64_t w = kWidth<C>;
-  // The gaussian slope is dear: it is kept in the output between the two passes.
-  static constexpr bool kKeepSlope = std::is_same<F, Gaussian>::value && kExactStore<S>;
+template <class F, class C> struct Backward {
+  using P = Wide<C>;
+  // The gaussian slope is dear: it is kept in the output between the two passes, where that is wide enough.
+  static constexpr bool kKeepSlope = std::is_same<F, Gaussian>::value;
+  struct Rows { Row<C> y, g, x, gx; };
 
-  static Weighted sums(const S* y, const S* g, S* gx, int64_t n) {
+  static Weighted sums(const Rows& r, int64_t n) {
+    const bool keep = kKeepSlope && r.gx.exact();
     Weighted total;
-    Vec<C> v{}, vg{};
-    auto at = [&](Vec<C> yy, Vec<C> gg) KHOT_INLINE_LAMBDA {
-      Vec<C> slope = F::template slope<C>(yy);
-      v += slope, vg = fma(slope, gg, vg);
-      return slope;
-    };
-    auto flush = [&]() KHOT_INLINE_LAMBDA {
-      total.v += sum_lanes(v), total.vg += sum_lanes(vg);
-      v = vg = Vec<C>{};
-    };
-    int64_t i = 0;
-    while (i + w <= n) {
-      for (int64_t end = least(n - w + 1, i + 128 * w); i < end; i += w) {
-        Vec<C> slope = at(load(y + i), load(g + i));
-        if (kKeepSlope) store(gx + i, slope);
+    C y[kGroup<C>], g[kGroup<C>], out[kGroup<C>];
+    for (int64_t i = 0; i < n;) {
+      Vec<C> v{}, vg{};
+      for (int64_t end = least(n, i + kFlush * kGroup<C>); i < end; i += kGroup<C>) {
+        P slope = F::slope(load_pack<P>(r.y.read(i, n, y, C(0)))), weight = load_pack<P>(r.g.read(i, n, g, C(0)));
+        KHOT_EACH(P::U, v += slope.v[j]);
+        KHOT_EACH(P::U, vg = fma(slope.v[j], weight.v[j], vg));
+        if (keep) store_pack(r.gx.target(i, n, out), slope), r.gx.written(i, n, out);
       }
-      flush();
-    }
-    if (i < n) {
-      Vec<C> slope = at(load_part(y + i, int(n - i)), load_part(g + i, int(n - i)));
-      if (kKeepSlope) store_part(gx + i, slope, int(n - i));
-      flush();
+      total.v += sum_lanes(v), total.vg += sum_lanes(vg);
     }
     return total;
   }
 
-  static void scores(const S* y, const S* g, S* gx, int64_t n, C mean, C inv_tau) {
-    auto at = [&](Vec<C> from, Vec<C> gg) KHOT_INLINE_LAMBDA {
-      Vec<C> slope = kKeepSlope ? from : F::template slope<C>(from);
-      return slope * inv_tau * (gg - mean);
-    };
-    const S* from = kKeepSlope ? gx : y;
-    int64_t i = 0;
-    for (; i + w <= n; i += w) store(gx + i, at(load(from + i), load(g + i)));
-    if (i < n) store_part(gx + i, at(load_part(from + i, int(n - i)), load_part(g + i, int(n - i))), int(n - i));
+  static Empty scores(const Rows& r, int64_t n, C mean, C inv_tau) {
+    const bool kept = kKeepSlope && r.gx.exact();
+    C y[kGroup<C>], g[kGroup<C>], out[kGroup<C>];
+    for (int64_t i = 0; i < n; i += kGroup<C>) {
+      P slope = load_pack<P>((kept ? r.gx : r.y).read(i, n, y, C(0)));
+      if (!kept) slope = F::slope(slope);
+      store_pack(r.gx.target(i, n, out), slope * inv_tau * (load_pack<P>(r.g.read(i, n, g, C(0))) - mean));
+      r.gx.written(i, n, out);
+    }
+    return Empty();
   }
 
   // sum gx u over the finite scores; gx is recomputed so that half precision is not rounded twice
-  static double tau_sum(const S* y, const S* g, const S* x, int64_t n, C mean, C inv_tau, double t) {
-    const C high = C(t);
-    const Vec<C> low = splat(C((double(high) - t) * double(inv_tau)));
-    double total = 0;
-    Vec<C> sum{};
-    auto at = [&](Vec<C> yy, Vec<C> gg, Vec<C> xx) KHOT_INLINE_LAMBDA {
-      Vec<C> u = fma(xx - high, splat(inv_tau), low), slope = F::template slope<C>(yy);
-      Vec<C> term = slope * inv_tau * (gg - mean) * u;
-      sum += (xx - xx == C(0)) & (slope != C(0)) ? term : Vec<C>{};
-    };
-    int64_t i = 0;
-    while (i + w <= n) {
-      for (int64_t end = least(n - w + 1, i + 128 * w); i < end; i += w) at(load(y + i), load(g + i), load(x + i));
-      total += sum_lanes(sum), sum = Vec<C>{};
+  static Total tau_sum(const Rows& r, int64_t n, C mean, C inv_tau, double t) {
+    const C high = C(t), low = C((double(high) - t) * double(inv_tau));
+    Total total;
+    C y[kGroup<C>], g[kGroup<C>], x[kGroup<C>];
+    for (int64_t i = 0; i < n;) {
+      VecD sum{};
+      for (int64_t end = least(n, i + kFlush * kGroup<C>); i < end; i += kGroup<C>) {
+        P score = load_pack<P>(r.x.read(i, n, x, C(0))), slope = F::slope(load_pack<P>(r.y.read(i, n, y, C(0))));
+        P u = fma(score - high, P(inv_tau), P(low)), gx = slope * inv_tau * (load_pack<P>(r.g.read(i, n, g, C(0))) - mean);
+        sum += widen_add(fold(select((score - score == C(0)) & (slope != C(0)), gx * u, P(0))));
+      }
+      total.value += sum_lanes(sum);
     }
-    if (i < n) at(load_part(y + i, int(n - i)), load_part(g + i, int(n - i)), load_part(x + i, int(n - i)));
-    return total + sum_lanes(sum);
+    return total;
   }
 
-  static void row(const S* y, const S* g, const S* x, S* gx, int64_t n, double tau, double shift, double* gk, double* gtau, int threads) {
-    Weighted s = reduce_blocks<Weighted>(threads, n, [=](int64_t b, int64_t size) { return sums(y + b, g + b, gx + b, size); });
-    double mean = s.v == 0 ? 0 : s.vg / s.v;
-    C inv_tau = C(1 / tau), centre = C(mean);
-    reduce_blocks<Empty>(threads, n, [=](int64_t b, int64_t size) {
-      scores(y + b, g + b, gx + b, size, centre, inv_tau);
-      return Empty();
-    });
+  static void row(const Rows& rows, int64_t n, double tau, double shift, double* gk, double* gtau, int threads) {
+    auto part = [=](int64_t b) { return Rows{rows.y.from(b), rows.g.from(b), rows.x.from(b), rows.gx.from(b)}; };
+    Weighted s = reduce_blocks<Weighted>(threads, n, [=](int64_t b, int64_t size) { return sums(part(b), size); });
+    const double mean = s.v == 0 ? 0 : s.vg / s.v;
+    const C inv_tau = C(1 / tau), centre = C(mean);
+    reduce_blocks<Empty>(threads, n, [=](int64_t b, int64_t size) { return scores(part(b), size, centre, inv_tau); });
     if (gk) *gk = mean;
-    if (gtau) {
-      *gtau = -reduce_blocks<Total>(threads, n, [=](int64_t b, int64_t size) {
-                 return Total{tau_sum(y + b, g + b, x + b, size, centre, inv_tau, shift)};
-               }).value;
-    }
+    if (!gtau) return;
+    *gtau = -reduce_blocks<Total>(threads, n, [=](int64_t b, int64_t size) { return tau_sum(part(b), size, centre, inv_tau, shift); }).value;
   }
 };
 

@@ -7,6 +7,7 @@
 // exponential families exp(-(x - high) / tau), which another threshold only multiplies by a constant.
 // `measure` returns y (or 1 - y, where k > n/2 and the complement is the smaller and more precise sum), the slope
 // v = F'(u), and q, such that the powers q^j v sum to the moments that `step` wants.
+// `start` guesses u at the mean of normal scores, from F^-1(k/n), the normal quantile of k/n and variance / tau^2.
 // `step` proposes the change of u that brings sum F to k.
 #pragma once
 #include <cmath>
@@ -17,18 +18,28 @@ namespace {
 
 enum Family { kSigmoid = 0, kEuclidean = 1, kLaplace = 2, kGaussian = 3 };
 
-template <class C> struct Shift {  // broadcast once per pass
-  Vec<C> high, scale, low, low_rest, factor;
+template <class C> struct Shift {
+  C high, scale, low, low_rest, factor;
 };
 
-template <class C> struct Measured { Vec<C> y, slope, q; };
+template <class P> struct Measured { P y, slope, q; };
 
 // What one full evaluation leaves behind, per row.
 struct Sums {
-  double y = 0, v0 = 0, v1 = 0, v2 = 0, v3 = 0;
-  double probe = 0;  // 0 * x summed: not zero when the row holds an infinity or a nan
+  double y = 0;
+  double v[4] = {0, 0, 0, 0};  // moments of the slope
+  double probe = 0;            // 0 * x summed: not zero when the row holds an infinity or a nan
+  double part[2] = {0, 0};     // v[0] and v[1] over the part that v[2] and v[3] were taken from, if not the whole
   void add(const Sums& o) {
-    y += o.y, v0 += o.v0, v1 += o.v1, v2 += o.v2, v3 += o.v3, probe += o.probe;
+    y += o.y, probe += o.probe, part[0] += o.part[0], part[1] += o.part[1];
+    for (int j = 0; j < 4; j++) v[j] += o.v[j];
+  }
+  // Carries the central moments of the part over to the whole.
+  void complete() {
+    if (!(part[0] > 0)) return;
+    double a1 = part[1] / part[0], a2 = v[2] / part[0], a3 = v[3] / part[0], m1 = v[1] / v[0];
+    double c2 = a2 - a1 * a1, c3 = a3 - 3 * a1 * a2 + 2 * a1 * a1 * a1;
+    v[2] = v[0] * (m1 * m1 + c2), v[3] = v[0] * (m1 * m1 * m1 + 3 * m1 * c2 + c3);
   }
 };
 
@@ -52,114 +63,117 @@ inline double logit_step(double missing, double k, double rest, double v0, doubl
 struct Sigmoid {
   static constexpr bool kCached = true;
   static constexpr int kMoments = 4, kOrder = 5;
+  static constexpr double kReach = 2.5;  // a step below kReach eps^(1/kOrder) is as good as exact
   static constexpr double kCentre = 0;  // F(kCentre) = 1/2
-  template <class C> static KHOT_INLINE Vec<C> encode(Vec<C> x, const Shift<C>& s) {
-    return exp2<C>((x - s.high) * s.scale);
+  template <class P, class C = typename P::T> static KHOT_INLINE P encode(P x, const Shift<C>& s) {
+    return exp2((x - s.high) * s.scale);
   }
-  template <class C> static KHOT_INLINE Vec<C> value(Vec<C> code, const Shift<C>& s) {
-    return C(1) / fma(code, s.factor, splat(C(1)));
+  template <class P, class C = typename P::T> static KHOT_INLINE P value(P code, const Shift<C>& s) {
+    return C(1) / fma(code, P(s.factor), P(1));
   }
-  template <bool kComplement, class C>
-  static KHOT_INLINE Measured<C> measure(Vec<C> code, const Shift<C>& s) {
-    Vec<C> e = code * s.factor;
-    if (kComplement) e = vmin(splat(std::numeric_limits<C>::max() / 4), e);
-    Vec<C> y = C(1) / (e + C(1)), other = e * y;
-    if (kComplement) return {other, other * y, fma(splat(C(2)), other, splat(C(-1)))};
-    return {y, fma(-y, y, y), fma(splat(C(-2)), y, splat(C(1)))};
+  template <bool kComplement, class P, class C = typename P::T>
+  static KHOT_INLINE Measured<P> measure(P code, const Shift<C>& s) {
+    if constexpr (kComplement) {
+      P e = atmost(std::numeric_limits<C>::max() / 4, code * s.factor);
+      P y = C(1) / (e + C(1)), other = e * y;
+      return {other, other * y, fma(P(2), other, P(-1))};
+    } else {
+      P y = C(1) / fma(code, P(s.factor), P(1));
+      return {y, fma(-y, y, y), fma(P(-2), y, P(1))};
+    }
   }
-  template <class C> static KHOT_INLINE Vec<C> slope(Vec<C> y) { return fma(-y, y, y); }
+  template <class P> static KHOT_INLINE P slope(P y) { return fma(-y, y, y); }
   static double quantile(double p, double complement) { return std::log(p / complement); }
-  static double start(double q, double, double variance) { return q * std::sqrt(1 + 0.39269908 * variance); }
+  // Two estimates from above: the logistic seen as a normal, and in the tail exp(u) summed over normal scores.
+  template <class P> static P start(P q, P, P variance) {
+    P size = absolute(q), guess = smaller(size * square_root(1.0 + 0.39269908 * variance), size + 0.5 * variance);
+    return select(q < 0.0, -guess, guess);
+  }
   // With w = tanh(d/2) and q = 1 - 2y, sum F moves by 2w sum v / (1 - wq). The four moments of v over q give a two
   // node Gauss rule for that sum, and w is the root of a quadratic.
-  static VecD step(VecD missing, VecD, VecD, VecD v0, VecD v1, VecD v2, VecD v3) {
-    const VecD zero{}, one = splat(1.0);
-    VecD inverse = 1.0 / v0, m1 = v1 * inverse, m2 = v2 * inverse, m3 = v3 * inverse, d = missing * inverse;
-    VecD det = m1 * m1 - m2;  // <= 0, and 0 where one node suffices
-    IntD two = det < -1e-5;
-    VecD over = 1.0 / (two ? det : -one);
-    VecD a = (m2 * m1 - m3) * over, b = (m1 * m3 - m2 * m2) * over;
-    VecD qa = 2.0 * (m1 - a) + d * b, qb = 2.0 + d * a, root = qb * qb + 4.0 * qa * d;
-    IntD usable = two & (root >= 0.0) & (qb > 0.0);
-    VecD w2 = 2.0 * d / (qb + vsqrt(root > zero ? root : zero));
-    VecD slope1 = 2.0 + d * m1, w1 = d / (slope1 > 1e-6 ? slope1 : 1e-6 * one);
-    VecD w = usable & (vabs(w2) < 1.0) ? w2 : w1;
-    const VecD limit = splat(1 - 1e-7);
-    w = w < limit ? w : limit;
-    w = w > -limit ? w : -limit;
-    VecD step = log<double>((1.0 + w) / (1.0 - w));
-    return v0 > 0.0 ? step : splat(kNan<double>);
+  template <class P> static P step(P missing, P, P, P v0, P v1, P v2, P v3) {
+    P inverse = 1.0 / v0, m1 = v1 * inverse, m2 = v2 * inverse, m3 = v3 * inverse, d = missing * inverse;
+    P det = m1 * m1 - m2;  // <= 0, and 0 where one node suffices
+    auto two = det < -1e-5;
+    P over = 1.0 / select(two, det, P(-1));
+    P a = (m2 * m1 - m3) * over, b = (m1 * m3 - m2 * m2) * over;
+    P qa = 2.0 * (m1 - a) + d * b, qb = 2.0 + d * a, root = qb * qb + 4.0 * qa * d;
+    P w2 = 2.0 * d / (qb + square_root(atleast(0.0, root))), w1 = d / atleast(1e-6, 2.0 + d * m1);
+    auto usable = two & (root >= 0.0) & (qb > 0.0) & (absolute(w2) < 1.0);
+    P w = atleast(-(1 - 1e-7), atmost(1 - 1e-7, select(usable, w2, w1)));
+    return select(v0 > 0.0, log((1.0 + w) / (1.0 - w)), P(kNan<double>));
   }
 };
 
 struct Laplace {
   static constexpr bool kCached = true;
   static constexpr int kMoments = 2, kOrder = 3;
+  static constexpr double kReach = 1;
   static constexpr double kCentre = 0;
-  template <class C> static KHOT_INLINE Vec<C> encode(Vec<C> x, const Shift<C>& s) { return Sigmoid::encode<C>(x, s); }
-  template <class C> static KHOT_INLINE Vec<C> value(Vec<C> code, const Shift<C>& s) {
-    Vec<C> e = code * s.factor;
-    return e < C(1) ? C(1) - C(0.5) * e : C(0.5) / e;
+  template <class P, class C = typename P::T> static KHOT_INLINE P encode(P x, const Shift<C>& s) { return Sigmoid::encode(x, s); }
+  template <class P, class C = typename P::T> static KHOT_INLINE P value(P code, const Shift<C>& s) {
+    P e = code * s.factor;
+    return select(e < C(1), C(1) - C(0.5) * e, C(0.5) / e);
   }
-  template <bool kComplement, class C>
-  static KHOT_INLINE Measured<C> measure(Vec<C> code, const Shift<C>& s) {
-    Vec<C> e = code * s.factor;
+  template <bool kComplement, class P, class C = typename P::T>
+  static KHOT_INLINE Measured<P> measure(P code, const Shift<C>& s) {
+    P e = code * s.factor;
     auto above = e < C(1);
-    Vec<C> tail = C(0.5) * (above ? e : C(1) / e), other = C(1) - tail;
-    return {(kComplement ? above : ~above) ? tail : other, tail, above ? splat(C(-1)) : splat(C(1))};
+    P tail = C(0.5) * select(above, e, C(1) / e), other = C(1) - tail;
+    return {kComplement ? select(above, tail, other) : select(above, other, tail), tail, select(above, P(-1), P(1))};
   }
-  template <class C> static KHOT_INLINE Vec<C> slope(Vec<C> y) { return vmin(y, C(1) - y); }
+  template <class P> static KHOT_INLINE P slope(P y) { return smaller(y, typename P::T(1) - y); }
   static double quantile(double p, double complement) {
     return p < complement ? std::log(2 * p) : -std::log(2 * complement);
   }
-  static double start(double q, double normal, double variance) {
-    return std::copysign(std::sqrt(q * q + normal * normal * variance), normal);
+  template <class P> static P start(P q, P normal, P variance) {
+    P size = square_root(q * q + normal * normal * variance);
+    return select(normal < 0.0, -size, size);
   }
   // While no score crosses the threshold, the scores below sum to C e^d and those above miss B e^-d: a quadratic in
   // e^d. The crossings are an error of third order.
-  static VecD step(VecD missing, VecD, VecD, VecD v0, VecD v1, VecD, VecD) {
-    VecD below = 0.5 * (v0 + v1), above = 0.5 * (v0 - v1), p = missing - above + below;
-    VecD root = vsqrt(p * p + 4.0 * below * above);
-    VecD growth = p < 0.0 ? 2.0 * above / (root - p) : (p + root) / (2.0 * below);
-    growth = growth > 1e-8 ? growth : splat(1e-8);
-    growth = growth < 1e8 ? growth : splat(1e8);
-    return v0 > 0.0 ? log<double>(growth) : splat(kNan<double>);
+  template <class P> static P step(P missing, P, P, P v0, P v1, P, P) {
+    P below = 0.5 * (v0 + v1), above = 0.5 * (v0 - v1), p = missing - above + below;
+    P root = square_root(p * p + 4.0 * below * above);
+    P growth = select(p < 0.0, 2.0 * above / (root - p), (p + root) / (2.0 * below));
+    return select(v0 > 0.0, log(atleast(1e-8, atmost(1e8, growth))), P(kNan<double>));
   }
 };
 
 struct Gaussian {
   static constexpr bool kCached = false;
   static constexpr int kMoments = 2, kOrder = 3;
+  static constexpr double kReach = 1;
   static constexpr double kCentre = 0;
-  // u to more than its own precision: the second part enters to first order.
-  template <class C> static KHOT_INLINE Vec<C> argument(Vec<C> x, const Shift<C>& s, Vec<C>& rest) {
-    Vec<C> p = (x - s.high) * s.scale, u = p + s.low, back = u - p;
-    rest = (p - (u - back)) + (s.low - back) + s.low_rest;
-    const Vec<C> limit = splat(C(40));
-    auto inside = vabs(u) < limit;
-    rest = inside ? rest : Vec<C>{};
-    return vmax(-limit, vmin(limit, u));
+  template <class P> struct Parts { P u, rest, slope, tail; };
+  // u to more than its own precision: what rounding leaves of it enters to first order.
+  template <class P, class C = typename P::T> static KHOT_INLINE Parts<P> parts(P x, const Shift<C>& s) {
+    P p = (x - s.high) * s.scale, sum = p + s.low, back = sum - p;
+    P rest = select(absolute(sum) < C(40), (p - (sum - back)) + (s.low - back) + s.low_rest, P(0));
+    P u = atleast(C(-40), atmost(C(40), sum)), gauss = exp_half_square(u);
+    return {u, rest, gauss * C(0.39894228040143268), normal_tail(absolute(u), gauss)};
   }
-  template <class C> static KHOT_INLINE Vec<C> encode(Vec<C> x, const Shift<C>&) { return x; }
-  template <class C> static KHOT_INLINE Vec<C> value(Vec<C> x, const Shift<C>& s) {
-    Vec<C> rest, u = argument<C>(x, s, rest), gauss = exp_half_square<C>(u), tail = normal_tail<C>(vabs(u), gauss);
-    return fma(gauss * C(0.39894228040143268), rest, u < C(0) ? tail : C(1) - tail);
+  template <class P, class C = typename P::T> static KHOT_INLINE P encode(P x, const Shift<C>&) { return x; }
+  template <class P, class C = typename P::T> static KHOT_INLINE P value(P x, const Shift<C>& s) {
+    Parts<P> a = parts(x, s);
+    return fma(a.slope, a.rest, select(a.u < C(0), a.tail, C(1) - a.tail));
   }
-  template <bool kComplement, class C>
-  static KHOT_INLINE Measured<C> measure(Vec<C> x, const Shift<C>& s) {
-    Vec<C> rest, u = argument<C>(x, s, rest), gauss = exp_half_square<C>(u), tail = normal_tail<C>(vabs(u), gauss);
-    Vec<C> slope = gauss * C(0.39894228040143268);
-    Vec<C> y = (kComplement ? u > C(0) : u < C(0)) ? tail : C(1) - tail;
-    return {fma(slope, kComplement ? -rest : rest, y), slope, -u};
+  template <bool kComplement, class P, class C = typename P::T>
+  static KHOT_INLINE Measured<P> measure(P x, const Shift<C>& s) {
+    Parts<P> a = parts(x, s);
+    P y = select(kComplement ? a.u > C(0) : a.u < C(0), a.tail, C(1) - a.tail);
+    return {fma(a.slope, kComplement ? -a.rest : a.rest, y), a.slope, -a.u};
   }
-  template <class C> static KHOT_INLINE Vec<C> slope(Vec<C> y) {
-    return y == y ? normal_profile(vmin(y, C(1) - y)) : y;
+  template <class P, class C = typename P::T> static KHOT_INLINE P slope(P y) {
+    return select(y == y, normal_profile(smaller(y, C(1) - y)), y);
   }
   static double quantile(double p, double complement) { return rough_normal_quantile(p, complement); }
-  static double start(double q, double, double variance) { return q * std::sqrt(1 + variance); }
-  static VecD step(VecD missing, VecD k, VecD rest, VecD v0, VecD v1, VecD, VecD) {
-    VecD d;
-    for (int j = 0; j < kWidth<double>; j++) d[j] = logit_step(missing[j], k[j], rest[j], v0[j], v1[j]);
+  template <class P> static P start(P q, P, P variance) { return q * square_root(1.0 + variance); }
+  template <class P> static P step(P missing, P k, P rest, P v0, P v1, P, P) {
+    P d;
+    for (int i = 0; i < P::U; i++)
+      for (int j = 0; j < kWidth<double>; j++)
+        d.v[i][j] = logit_step(missing.v[i][j], k.v[i][j], rest.v[i][j], v0.v[i][j], v1.v[i][j]);
     return d;
   }
 };
@@ -168,29 +182,24 @@ struct Gaussian {
 struct Euclidean {
   static constexpr bool kCached = false;
   static constexpr int kMoments = 1, kOrder = 2;
+  static constexpr double kReach = 0.5;
   static constexpr double kCentre = 0.5;
-  template <class C> static KHOT_INLINE Vec<C> encode(Vec<C> x, const Shift<C>&) { return x; }
-  template <class C> static KHOT_INLINE Vec<C> argument(Vec<C> x, const Shift<C>& s) {
-    return fma(x - s.high, s.scale, s.low);
+  template <class P, class C = typename P::T> static KHOT_INLINE P encode(P x, const Shift<C>&) { return x; }
+  template <class P, class C = typename P::T> static KHOT_INLINE P value(P x, const Shift<C>& s) {
+    return atleast(C(0), atmost(C(1), fma(x - s.high, P(s.scale), P(s.low))));
   }
-  template <class C> static KHOT_INLINE Vec<C> value(Vec<C> x, const Shift<C>& s) {
-    return vmax(Vec<C>{}, vmin(splat(C(1)), argument<C>(x, s)));
+  template <bool kComplement, class P, class C = typename P::T>
+  static KHOT_INLINE Measured<P> measure(P x, const Shift<C>& s) {
+    P y = value(x, s);
+    return {kComplement ? C(1) - y : y, slope(y), P(0)};
   }
-  template <bool kComplement, class C>
-  static KHOT_INLINE Measured<C> measure(Vec<C> x, const Shift<C>& s) {
-    Vec<C> u = argument<C>(x, s), y = vmax(Vec<C>{}, vmin(splat(C(1)), u));
-    Vec<C> slope = (u > C(0)) & (u < C(1)) ? splat(C(1)) : Vec<C>{};
-    return {kComplement ? C(1) - y : y, slope, Vec<C>{}};
-  }
-  template <class C> static KHOT_INLINE Vec<C> slope(Vec<C> y) {
-    return y == y ? ((y > C(0)) & (y < C(1)) ? splat(C(1)) : Vec<C>{}) : y;
+  template <class P, class C = typename P::T> static KHOT_INLINE P slope(P y) {
+    return select(y == y, select((y > C(0)) & (y < C(1)), P(1), P(0)), y);
   }
   static double quantile(double p, double) { return p; }
-  static double start(double q, double normal, double variance) {
-    return 0.5 + std::copysign(std::sqrt((q - 0.5) * (q - 0.5) + normal * normal * variance), normal);
-  }
-  static VecD step(VecD missing, VecD, VecD, VecD v0, VecD, VecD, VecD) {
-    return v0 > 0.0 ? missing / v0 : splat(kNan<double>);
+  template <class P> static P start(P q, P normal, P variance) { return 0.5 + Laplace::start(q - 0.5, normal, variance); }
+  template <class P> static P step(P missing, P, P, P v0, P, P, P) {
+    return select(v0 > 0.0, missing / v0, P(kNan<double>));
   }
 };
 

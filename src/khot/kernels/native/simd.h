@@ -46,16 +46,28 @@ template <class T> constexpr T kInf = std::numeric_limits<T>::infinity();
 template <class T> constexpr T kNan = std::numeric_limits<T>::quiet_NaN();
 template <class T> constexpr T kEps = std::numeric_limits<T>::epsilon();
 
-template <class T> KHOT_INLINE T least(T a, T b) { return b < a ? b : a; }
-template <class T> KHOT_INLINE T most(T a, T b) { return b > a ? b : a; }
+template <class T> constexpr KHOT_INLINE T least(T a, T b) { return b < a ? b : a; }
+template <class T> constexpr KHOT_INLINE T most(T a, T b) { return b > a ? b : a; }
 
 template <class T> KHOT_INLINE Vec<T> splat(T a) { return a - Vec<T>{}; }
 KHOT_INLINE IntF splat_int(int32_t a) { return a - IntF{}; }
 KHOT_INLINE IntD splat_int(int64_t a) { return a - IntD{}; }
 
-// The second argument survives where it is nan: min(bound, x) and max(bound, x) keep the nan of x.
+// min(bound, x) and max(bound, x), which keep x where it is nan.
+#if defined(__AVX512F__)
+KHOT_INLINE VecF vmin(VecF bound, VecF x) { return (VecF)_mm512_min_ps((__m512)bound, (__m512)x); }
+KHOT_INLINE VecF vmax(VecF bound, VecF x) { return (VecF)_mm512_max_ps((__m512)bound, (__m512)x); }
+KHOT_INLINE VecD vmin(VecD bound, VecD x) { return (VecD)_mm512_min_pd((__m512d)bound, (__m512d)x); }
+KHOT_INLINE VecD vmax(VecD bound, VecD x) { return (VecD)_mm512_max_pd((__m512d)bound, (__m512d)x); }
+#elif defined(__AVX2__)
+KHOT_INLINE VecF vmin(VecF bound, VecF x) { return (VecF)_mm256_min_ps((__m256)bound, (__m256)x); }
+KHOT_INLINE VecF vmax(VecF bound, VecF x) { return (VecF)_mm256_max_ps((__m256)bound, (__m256)x); }
+KHOT_INLINE VecD vmin(VecD bound, VecD x) { return (VecD)_mm256_min_pd((__m256d)bound, (__m256d)x); }
+KHOT_INLINE VecD vmax(VecD bound, VecD x) { return (VecD)_mm256_max_pd((__m256d)bound, (__m256d)x); }
+#else
 template <class V> KHOT_INLINE V vmin(V bound, V x) { return bound < x ? bound : x; }
 template <class V> KHOT_INLINE V vmax(V bound, V x) { return bound > x ? bound : x; }
+#endif
 
 template <class V> KHOT_INLINE auto bits(V x) {
   using I = std::conditional_t<std::is_same<V, VecF>::value, IntF, IntD>;
@@ -123,45 +135,54 @@ KHOT_INLINE double sum_lanes(VecD x) {
 }
 KHOT_INLINE double sum_lanes(VecF x) { return sum_lanes(widen_add(x)); }
 
-// ---- memory: the stored type S, computed in Compute<S> ----
-struct BFloat16 { uint16_t raw; };
-struct Float16 { uint16_t raw; };
-template <class S> struct ComputeType { using type = S; };
-template <> struct ComputeType<BFloat16> { using type = float; };
-template <> struct ComputeType<Float16> { using type = float; };
-template <class S> using Compute = typename ComputeType<S>::type;
-template <class S> constexpr bool kExactStore = std::is_same<S, Compute<S>>::value;
+// Adds the sums of four vectors to out[0..3].
+KHOT_INLINE void add_sums(VecF a, VecF b, VecF c, VecF d, double* out) {
+#if KHOT_VECTOR_BYTES == 32
+  VecF ab = __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13) + __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
+  VecF cd = __builtin_shufflevector(c, d, 0, 8, 1, 9, 4, 12, 5, 13) + __builtin_shufflevector(c, d, 2, 10, 3, 11, 6, 14, 7, 15);
+  VecF all = __builtin_shufflevector(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13) + __builtin_shufflevector(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15);
+  VecD sums = widen_add(all), old;
+  std::memcpy(&old, out, sizeof old);
+  sums += old;
+  std::memcpy(out, &sums, sizeof sums);
+#else
+  out[0] += sum_lanes(a), out[1] += sum_lanes(b), out[2] += sum_lanes(c), out[3] += sum_lanes(d);
+#endif
+}
+KHOT_INLINE void add_sums(VecD a, VecD b, VecD c, VecD d, double* out) {
+  out[0] += sum_lanes(a), out[1] += sum_lanes(b), out[2] += sum_lanes(c), out[3] += sum_lanes(d);
+}
 
-KHOT_INLINE IntF load_u16(const void* p) {
+// ---- memory ----
+KHOT_INLINE VecF load(const float* p) { VecF v; std::memcpy(&v, p, sizeof v); return v; }
+KHOT_INLINE VecD load(const double* p) { VecD v; std::memcpy(&v, p, sizeof v); return v; }
+KHOT_INLINE void store(float* p, VecF v) { std::memcpy(p, &v, sizeof v); }
+KHOT_INLINE void store(double* p, VecD v) { std::memcpy(p, &v, sizeof v); }
+
+KHOT_INLINE IntF load_bits(const uint16_t* p) {
   HalfU16 h;
   std::memcpy(&h, p, sizeof h);
   return __builtin_convertvector(h, IntF);
 }
-KHOT_INLINE void store_u16(void* p, IntF bits) {
+KHOT_INLINE void store_bits(uint16_t* p, IntF bits) {
   HalfU16 h = __builtin_convertvector(bits, HalfU16);
   std::memcpy(p, &h, sizeof h);
 }
-
-KHOT_INLINE VecF load(const float* p) { VecF v; std::memcpy(&v, p, sizeof v); return v; }
-KHOT_INLINE VecD load(const double* p) { VecD v; std::memcpy(&v, p, sizeof v); return v; }
-KHOT_INLINE VecF load(const BFloat16* p) { return (VecF)(load_u16(p) << 16); }
-KHOT_INLINE VecF load(const Float16* p) {
-  IntF h = load_u16(p), magnitude = h & 0x7fff;
+KHOT_INLINE VecF load_bfloat16(const uint16_t* p) { return (VecF)(load_bits(p) << 16); }
+KHOT_INLINE VecF load_float16(const uint16_t* p) {
+  IntF h = load_bits(p), magnitude = h & 0x7fff;
   // Scaling by 2^112 rebiases the exponent and normalises the subnormals; infinity and nan keep their exponent.
   VecF scaled = (VecF)(magnitude << 13) * splat(0x1p112f);
   VecF special = (VecF)((magnitude << 13) | 0x7f800000);
   VecF value = magnitude >= 0x7c00 ? special : scaled;
   return (VecF)((IntF)value | ((h & 0x8000) << 16));
 }
-
-KHOT_INLINE void store(float* p, VecF v) { std::memcpy(p, &v, sizeof v); }
-KHOT_INLINE void store(double* p, VecD v) { std::memcpy(p, &v, sizeof v); }
-KHOT_INLINE void store(BFloat16* p, VecF v) {
+KHOT_INLINE void store_bfloat16(uint16_t* p, VecF v) {
   IntF b = (IntF)v;
   IntF rounded = ((b + 0x7fff + ((b >> 16) & 1)) >> 16) & 0xffff;  // to nearest, ties to even
-  store_u16(p, v == v ? rounded : splat_int(0x7fc0));
+  store_bits(p, v == v ? rounded : splat_int(0x7fc0));
 }
-KHOT_INLINE void store(Float16* p, VecF v) {
+KHOT_INLINE void store_float16(uint16_t* p, VecF v) {
   IntF b = (IntF)v, sign = (b >> 16) & 0x8000, magnitude = b & 0x7fffffff;
   // Normal results: rebias and round to nearest even. Subnormal ones: let the float adder round at bit 2^-24.
   IntF normal = (magnitude - ((127 - 15) << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
@@ -169,27 +190,7 @@ KHOT_INLINE void store(Float16* p, VecF v) {
   IntF h = magnitude < (113 << 23) ? subnormal : normal;
   h = magnitude >= 0x477ff000 ? splat_int(0x7c00) : h;  // 65520 and more round to infinity
   h = v == v ? h : splat_int(0x7e00);
-  store_u16(p, h | sign);
+  store_bits(p, h | sign);
 }
-
-// The first r elements of a vector; the others read as zero.
-template <class S> KHOT_INLINE Vec<Compute<S>> load_part(const S* p, int r) {
-  S buffer[kWidth<Compute<S>>] = {};
-  std::memcpy(buffer, p, r * sizeof(S));
-  return load(buffer);
-}
-template <class S> KHOT_INLINE void store_part(S* p, Vec<Compute<S>> v, int r) {
-  S buffer[kWidth<Compute<S>>];
-  store(buffer, v);
-  std::memcpy(p, buffer, r * sizeof(S));
-}
-template <class T> KHOT_INLINE IVec<T> first_lanes(int r) {
-  IVec<T> index;
-  for (int j = 0; j < kWidth<T>; j++) index[j] = j;
-  return index < Integer<T>(r);
-}
-
-KHOT_INLINE double scalar(float x) { return x; }
-KHOT_INLINE double scalar(double x) { return x; }
 
 }  // namespace

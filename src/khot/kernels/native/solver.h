@@ -14,10 +14,9 @@ namespace {
 constexpr int kLanes = 8;                 // rows solved side by side
 constexpr int64_t kSampledFrom = 4096;    // longer rows start from a sample
 constexpr int64_t kSampleMost = 16384;
+constexpr int64_t kLongFrom = 4097;       // see Measure
 constexpr double kSharp = 60;             // variance / tau^2 from which a row is searched by counting
 constexpr int kBisectFrom = 24, kMaxRounds = 400;
-
-inline double limit_of_step(int order, double eps) { return std::pow(eps, 1.0 / order); }
 
 // Positions of numbers on the line of representable ones, for a bisection that does not care about scale.
 inline int64_t rank_of(float x) {
@@ -39,20 +38,21 @@ inline void of_rank(int64_t r, double& x) {
   std::memcpy(&x, &i, sizeof x);
 }
 
-template <class F, class S> class Solver {
+template <class F, class C> class Solver {
  public:
-  using C = Compute<S>;
-  static constexpr bool kUseCache = F::kCached && kExactStore<S>;
+  Solver(int64_t length, int team, bool loose_ = false) : n(length), threads(team), loose(loose_) {
+    for (int r = 0; r < kLanes; r++) probe[r] = 0;
+  }
 
-  Solver(int64_t length, int team, bool loose_ = false) : n(length), threads(team), loose(loose_) {}
-
-  void add_row(const S* source, S* target, double k_, double tau_) {
+  void add_row(Row<C> source, Row<C> target, double k_, double tau_) {
     x[rows] = source, y[rows] = target, k[rows] = k_, tau[rows] = tau_, rows++;
   }
 
   void solve() {
     for (int r = 0; r < rows; r++) done[r] = !prepare(r);
+    if (n <= kSampledFrom) start_from_moments();
     iterate();
+    if (F::kCached) set_factors();
     for (int r = 0; r < rows; r++)
       if (!closed[r]) finish(r);
   }
@@ -64,12 +64,12 @@ template <class F, class S> class Solver {
   double slope_sum(int r) const { return v0[r]; }
 
  private:
+  using Lanes = Pack<double, most(1, least(4, kLanes / kWidth<double>))>;
   const int64_t n;
   const int threads;
   const bool loose;  // an answer to a percent will do
   int rows = 0;
-  const S* x[kLanes];
-  S* y[kLanes];
+  Row<C> x[kLanes], y[kLanes];
   C high[kLanes];
   bool done[kLanes], closed[kLanes] = {}, searched[kLanes] = {}, cached[kLanes] = {};
   double hint_low[kLanes], hint_high[kLanes];
@@ -81,31 +81,39 @@ template <class F, class S> class Solver {
   // ---- passes over a whole row ----
   template <class R, class Fn> R reduce(Fn fn) const { return reduce_blocks<R>(threads, n, fn); }
 
-  C* cache(int r) const { return kUseCache ? reinterpret_cast<C*>(y[r]) : nullptr; }
+  // The output holds the codes until it is written, unless it is too narrow.
+  C* cache(int r) const { return F::kCached && y[r].exact() ? y[r].values() : nullptr; }
 
   Shift<C> shift(int r) const {
     C base = C(low[r]);
     double scale = F::kCached ? -1.4426950408889634 * inv_tau[r] : inv_tau[r];
-    return {splat(high[r]), splat(C(scale)), splat(base), splat(C(low[r] - double(base) + low_rest[r])), splat(C(factor[r]))};
+    return {high[r], C(scale), base, C(low[r] - double(base) + low_rest[r]), C(factor[r])};
   }
 
-  template <bool kComplement, Source kSource> Sums evaluate_from(int r) const {
+  template <bool kComplement, bool kFromCache> Sums evaluate_from(int r) const {
     const Shift<C> s = shift(r);
-    const S* row = x[r];
-    C* codes = cache(r);
-    return reduce<Sums>([=](int64_t begin, int64_t size) { return measure<F, S, kComplement, kSource>(row + begin, codes + begin, size, s); });
+    const Row<C> row = x[r];
+    C* const codes = cache(r);
+    if constexpr (F::kMoments == 4) {
+      if (n < kLongFrom) return measure<F, C, kComplement, kFromCache, false>(row, codes, n, s);
+    }
+    return reduce<Sums>([=](int64_t begin, int64_t size) {
+      return measure<F, C, kComplement, kFromCache, true>(row.from(begin), codes ? codes + begin : nullptr, size, s);
+    });
   }
   template <bool kComplement> Sums evaluate_row(int r) {
-    if (!kUseCache) return evaluate_from<kComplement, kFromScores>(r);
-    if (cached[r]) return evaluate_from<kComplement, kFromCache>(r);
-    cached[r] = true;
-    return evaluate_from<kComplement, kKeep>(r);
+    if constexpr (F::kCached) {
+      if (cached[r]) return evaluate_from<kComplement, true>(r);
+      cached[r] = y[r].exact();
+    }
+    return evaluate_from<kComplement, false>(r);
   }
   void evaluate(int r) {
-    bool fresh = !(kUseCache && cached[r]), complement = k[r] > 0.5 * double(n);
+    bool fresh = !cached[r], complement = k[r] > 0.5 * double(n);
     Sums s = complement ? evaluate_row<true>(r) : evaluate_row<false>(r);
+    if (F::kMoments == 4 && n >= kLongFrom) s.complete();
     missing[r] = complement ? s.y - (double(n) - k[r]) : k[r] - s.y;
-    v0[r] = s.v0, v1[r] = s.v1, v2[r] = s.v2, v3[r] = s.v3;
+    v0[r] = s.v[0], v1[r] = s.v[1], v2[r] = s.v[2], v3[r] = s.v[3];
     if (fresh) probe[r] = s.probe;
   }
 
@@ -129,13 +137,13 @@ template <class F, class S> class Solver {
 
   // False when nothing is left to solve.
   bool prepare(int r) {
-    inv_tau[r] = 1 / tau[r];
+    inv_tau[r] = r > 0 && tau[r] == tau[r - 1] ? inv_tau[r - 1] : 1 / tau[r];
     rest[r] = double(n) - k[r];
     low[r] = low_rest[r] = 0, bracket_low[r] = -kInf<double>, bracket_high[r] = kInf<double>;
     hint_low[r] = -kInf<double>, hint_high[r] = kInf<double>;
     if (!(k[r] > 0 && rest[r] > 0 && tau[r] > 0 && inv_tau[r] < kInf<double>)) return search(r);
     set_quantiles(r, k[r], rest[r]);
-    return n > kSampledFrom ? start_from_sample(r) : start_from_moments(r);
+    return n <= kSampledFrom || start_from_sample(r);
   }
 
   void set_quantiles(int r, double above, double below) {
@@ -155,17 +163,28 @@ template <class F, class S> class Solver {
     bracket_high[r] = (double(high[r]) - least_score) * inv_tau[r] + quantile[r] + slack;
   }
 
-  bool start_from_moments(int r) {
-    const C reference = load_part(x[r], 1)[0];
-    const S* row = x[r];
-    Stats s = reduce<Stats>([=](int64_t begin, int64_t size) { return moments(row + begin, size, reference); });
-    double mean = s.sum / double(n), variance = most(0.0, s.square / double(n) - mean * mean) * inv_tau[r] * inv_tau[r];
-    if (!(s.probe == 0) || !(variance < kSharp)) return search(r);
-    double at = double(reference) + mean - tau[r] * F::start(quantile[r], normal[r], variance);
-    centre(r, at);
-    set_bracket(r, s.low, s.high);
-    if (low[r] < bracket_low[r] || low[r] > bracket_high[r]) low[r] = 0.5 * (bracket_low[r] + bracket_high[r]);
-    return true;
+  // As if the scores were normal: the mean and the variance of each row, then the start of all rows at once.
+  void look(int r) {
+    const C reference = x[r].first();
+    Stats s = moments(x[r], n, reference);
+    missing[r] = s.probe, v0[r] = double(reference), v1[r] = s.sum, v2[r] = s.square;
+  }
+  void start_from_moments() {
+    for (int r = 0; r < rows; r++)
+      if (!done[r] && !searched[r]) look(r);
+    for (int j = 0; j < kLanes; j += Lanes::size) {
+      auto at = [&](const double* a) { return load_pack<Lanes>(a + j); };
+      const double share = 1 / double(n);
+      Lanes mean = at(v1) * share, spread = at(v2) * share - mean * mean;
+      Lanes variance = atleast(0.0, spread) * at(inv_tau) * at(inv_tau);
+      store_pack(v3 + j, variance);
+      store_pack(step + j, at(v0) + mean - at(tau) * F::start(at(quantile), at(normal), variance));
+    }
+    for (int r = 0; r < rows; r++) {
+      if (done[r] || searched[r]) continue;
+      if (missing[r] == 0 && v3[r] < kSharp) centre(r, step[r]);
+      else done[r] = !search(r);
+    }
   }
 
   // Vectors evenly spread over the row, solved as a row of its own. Where the sample leaves the threshold uncertain
@@ -175,16 +194,15 @@ template <class F, class S> class Solver {
     int64_t groups = least(kSampleMost, most(int64_t(512), n / 32)) / w, m = groups * w;
     C* sample = static_cast<C*>(std::malloc(2 * size_t(m) * sizeof(C)));
     if (!sample) return search(r);
+    const Stored exact = sizeof(C) == 4 ? kFloat32 : kFloat64;
+    C in[kGroup<C>];
     for (int64_t g = 0; g < groups; g++) {
-      const S* from = x[r] + (n / w) * g / groups * w;
-      for (int64_t j = 0; j < w; j += least<int64_t>(w, kWidth<C>)) {
-        if (kWidth<C> <= w) store(sample + g * w + j, load(from + j));
-        else store_part(sample + g * w, load_part(from, int(w)), int(w));
-      }
+      int64_t at = (n / w) * g / groups * w;
+      std::memcpy(sample + g * w, x[r].read(at, at + kGroup<C> <= n ? n : at + w, in, C(0)), w * sizeof(C));
     }
     double share = double(m) / double(n), part = least(most(k[r] * share, 1e-9 * double(m)), double(m) * (1 - 1e-9));
     Solver<F, C> small(m, 1, true);
-    small.add_row(sample, sample + m, part, tau[r]);
+    small.add_row({sample, exact}, {sample + m, exact}, part, tau[r]);
     small.solve();
     bool usable = !small.is_closed(0);
     if (usable) {
@@ -208,17 +226,17 @@ template <class F, class S> class Solver {
   double foot(int r) const { return double(high[r]) - low[r] * tau[r]; }
   // A level with about that many scores above it, by counting.
   double nearly(int r, double above) const {
-    const S* row = x[r];
-    Stats s = reduce<Stats>([=](int64_t begin, int64_t size) { return classify(row + begin, size); });
+    const Row<C> row = x[r];
+    Stats s = reduce<Stats>([=](int64_t begin, int64_t size) { return classify(row.from(begin), size); });
     return locate(r, above, s, -kInf<double>, kInf<double>);
   }
 
  private:
   // The careful start, and the semantics of infinite scores and of k at its ends.
   bool search(int r) {
-    const S* row = x[r];
+    const Row<C> row = x[r];
     searched[r] = true;
-    Stats s = reduce<Stats>([=](int64_t begin, int64_t size) { return classify(row + begin, size); });
+    Stats s = reduce<Stats>([=](int64_t begin, int64_t size) { return classify(row.from(begin), size); });
     double present = double(n - s.below), certain = double(s.above);
     if (s.nan || !(k[r] == k[r]) || !(tau[r] > 0)) return close(r, kNan<double>, kNan<double>, kNan<double>);
     if (k[r] >= present) return close(r, 0, 1, 1);
@@ -234,15 +252,15 @@ template <class F, class S> class Solver {
 
   // Writes a row that needs no threshold: the excluded, the finite and the certain scores get these values.
   bool close(int r, double excluded, double finite, double certain) {
-    const S* row = x[r];
-    S* out = y[r];
+    const Row<C> row = x[r];
+    const Row<C> out = y[r];
     auto write = [=](int64_t begin, int64_t size) {
-      constexpr int w = kWidth<C>;
-      for (int64_t i = 0; i < size; i += w) {
-        int part = int(least<int64_t>(w, size - i));
-        Vec<C> v = load_part(row + begin + i, part);
-        Vec<C> value = v == -kInf<C> ? splat(C(excluded)) : (v == kInf<C> ? splat(C(certain)) : splat(C(finite)));
-        store_part(out + begin + i, value, part);
+      C in[kGroup<C>], group[kGroup<C>];
+      for (int64_t i = begin; i < begin + size; i += kGroup<C>) {
+        Wide<C> v = load_pack<Wide<C>>(row.read(i, begin + size, in, C(0))), inner = C(finite), outer = C(certain);
+        inner = select(v == kInf<C>, outer, inner);
+        store_pack(out.target(i, begin + size, group), select(v == -kInf<C>, Wide<C>(C(excluded)), inner));
+        out.written(i, begin + size, group);
       }
       return Empty();
     };
@@ -255,7 +273,7 @@ template <class F, class S> class Solver {
   // levels are counted in a pass; they divide the interval evenly by value and by rank in turn, so that neither a
   // wide range nor a few outliers take many passes.
   double locate(int r, double above, const Stats& s, double from, double to) const {
-    const S* row = x[r];
+    const Row<C> row = x[r];
     C lo, hi = C(s.high);
     of_rank(rank_of(C(s.low)) - 1, lo);
     for (int round = 0; round < 64; round++) {
@@ -278,16 +296,13 @@ template <class F, class S> class Solver {
       }
       if (!inside) return double(hi);  // neighbours: all that is left is a tie at hi
       for (int j = inside; j < 4; j++) level[j] = level[inside - 1];
-      const C l0 = level[0], l1 = level[1], l2 = level[2], l3 = level[3];
-      Counts c = reduce<Counts>([=](int64_t begin, int64_t size) {
-        C four[4] = {l0, l1, l2, l3};
-        return count_above(row + begin, size, four);
-      });
+      const Levels<C> levels = {{level[0], level[1], level[2], level[3]}};
+      Counts c = reduce<Counts>([=](int64_t begin, int64_t size) { return count_above(row.from(begin), size, levels); });
       for (int j = 0; j < 4; j++) {
         double count = double(c.c[j]);
         if (count == above) {
           C t = level[j];
-          Gap g = reduce<Gap>([=](int64_t begin, int64_t size) { return gap_at(row + begin, size, t); });
+          Gap g = reduce<Gap>([=](int64_t begin, int64_t size) { return gap_at(row.from(begin), size, t); });
           return g.above < kInf<double> ? 0.5 * g.below + 0.5 * g.above : double(t);
         }
         if (count > above) lo = most(lo, level[j]);
@@ -299,13 +314,12 @@ template <class F, class S> class Solver {
 
   // ---- iteration ----
   void set_factors() {
-    constexpr int w = kWidth<double>;
-    for (int j = 0; j < kLanes; j += w) store(factor + j, exp2<double>(load(low + j) * -1.4426950408889634));
+    for (int j = 0; j < kLanes; j += Lanes::size) store_pack(factor + j, exp2(load_pack<Lanes>(low + j) * -1.4426950408889634));
   }
   void set_steps() {
-    constexpr int w = kWidth<double>;
-    for (int j = 0; j < rows; j += w) {
-      store(step + j, F::step(load(missing + j), load(k + j), load(rest + j), load(v0 + j), load(v1 + j), load(v2 + j), load(v3 + j)));
+    for (int j = 0; j < kLanes; j += Lanes::size) {
+      auto at = [&](const double* a) { return load_pack<Lanes>(a + j); };
+      store_pack(step + j, F::step(at(missing), at(k), at(rest), at(v0), at(v1), at(v2), at(v3)));
     }
   }
   void iterate() {
@@ -331,7 +345,7 @@ template <class F, class S> class Solver {
 #ifdef DBG
 printf("adv r%d round %d D %g v0 %g v1 %g step %g low %g high %g br %g %g\n",r,round,missing[r],v0[r],v1[r],step[r],low[r],double(high[r]),bracket_low[r],bracket_high[r]);
 #endif
-    static const double small = limit_of_step(F::kOrder, kEps<C>);
+    static const double small = F::kReach * std::pow(double(kEps<C>), 1.0 / F::kOrder);
     double d = step[r], size = std::fabs(d);
     if (!searched[r] && (!(probe[r] == 0) || !(size < 8) || round == 6)) {
       done[r] = !search(r);
@@ -370,30 +384,35 @@ printf("adv r%d round %d D %g v0 %g v1 %g step %g low %g high %g br %g %g\n",r,r
 
   // ---- output ----
   double write(int r) {
-    if (F::kCached) set_factors();
     const Shift<C> s = shift(r);
-    const S* row = x[r];
-    S* out = y[r];
-    const C* codes = cache(r);
-    bool from_cache = kUseCache && cached[r];
+    const Row<C> row = x[r];
+    const Row<C> out = y[r];
+    C* const codes = cached[r] ? cache(r) : nullptr;
     cached[r] = false;  // the output overwrites the codes
     return reduce<Total>([=](int64_t begin, int64_t size) {
-             return Total{from_cache ? emit<F, S, kFromCache>(row + begin, codes + begin, out + begin, size, s)
-                                     : emit<F, S, kFromScores>(row + begin, codes + begin, out + begin, size, s)};
+             if constexpr (F::kCached) {
+               if (codes) return Total{emit<F, C, true>(row.from(begin), codes + begin, out.from(begin), size, s)};
+             }
+             return Total{emit<F, C, false>(row.from(begin), nullptr, out.from(begin), size, s)};
            }).value;
   }
   // Writes the row, and again if its sum misses k by more than rounding explains.
   void finish(int r) {
-    for (int attempt = 0;; attempt++) {
-      double off = k[r] - write(r), d = off / v0[r];
-      if (loose || attempt == 4 || std::fabs(off) <= 2.5 * kEps<C> * most(1.0, k[r]) || !(std::fabs(d) < 1e3)) return;
-      if (std::fabs(d) < 1e-3) move(r, d);
-      else if (!searched[r] || attempt) {
+    for (int attempt = 0; attempt < 5; attempt++) {
+      double off = k[r] - write(r);
+      if (loose || std::fabs(off) <= 2.5 * kEps<C> * most(1.0, k[r])) return;
+      double d = off / v0[r];
+      if (!(std::fabs(d) < 1e3)) return;
+      if (std::fabs(d) > 1e-3 && attempt == 0) {  // not a matter of rounding: solve again, from a counted start
         for (int j = 0; j < rows; j++) done[j] = true;
-        done[r] = attempt || !search(r);
-        if (attempt) move(r, most(-1.0, least(1.0, d)));
-        iterate();
-      } else move(r, most(-1.0, least(1.0, d)));
+        done[r] = !search(r);
+        if (!done[r]) iterate();
+        if (closed[r]) return;
+      } else {
+        move(r, most(-1.0, least(1.0, d)));
+        if (!F::kCached) recentre(r);
+      }
+      if (F::kCached) set_factors();
     }
   }
 };

@@ -1,16 +1,17 @@
-// exp2, log and the normal distribution on vectors.
+// exp2, log and the normal distribution on packs of vectors.
 //
 // The coefficients interpolate the function at Chebyshev nodes (computed with 60 digits); the comment at each gives
 // the largest relative error of the polynomial, before rounding.
 #pragma once
-#include "simd.h"
+#include "pack.h"
 
 namespace {
 
-template <class V, class T, int N> KHOT_INLINE V horner(V x, const T (&c)[N]) {
-  V p = c[N - 1] - V{};
+// The polynomial with coefficients c, lowest first.
+template <class P, int N> KHOT_INLINE P horner(P x, const typename P::T (&c)[N]) {
+  P p = c[N - 1];
 #pragma GCC unroll 32
-  for (int i = N - 2; i >= 0; i--) p = fma(p, x, c[i] - V{});
+  for (int i = N - 2; i >= 0; i--) p = fma(p, x, P(c[i]));
   return p;
 }
 
@@ -33,45 +34,50 @@ constexpr float Exp2<float>::c[];
 constexpr double Exp2<double>::c[];
 
 // 2^f for the fraction, its exponent added to the bits: `shifted` is z plus the rounding constant.
-template <class T> KHOT_INLINE Vec<T> exp2_parts(Vec<T> shifted, Vec<T> f) {
-  Vec<T> p = fma(horner(f, Exp2<T>::c), f, splat(T(1)));
-  return from_bits<T>(bits(p) + (bits(shifted) << Exp2<T>::mantissa));
+template <class P> KHOT_INLINE P exp2_parts(P shifted, P f) {
+  using K = Exp2<typename P::T>;
+  P p = fma(horner(f, K::c), f, P(1));
+  KHOT_EACH(P::U, p.v[j] = from_bits<typename P::T>(bits(p.v[j]) + (bits(shifted.v[j]) << K::mantissa)));
+  return p;
 }
 // 2^z. At the two ends of the clamp the bits come out as 0 and infinity exactly. A nan is not kept: rows with one
 // are found elsewhere.
-template <class T> KHOT_INLINE Vec<T> exp2(Vec<T> z) {
+template <class P> KHOT_INLINE P exp2(P z) {
+  using T = typename P::T;
   using K = Exp2<T>;
-  z = vmax(splat(T(-K::bias)), vmin(splat(T(K::bias + 1)), z));
-  Vec<T> shifted = z + K::round;
-  return exp2_parts<T>(shifted, z - (shifted - K::round));
+  z = atleast(T(-K::bias), atmost(T(K::bias + 1), z));
+  P shifted = z + K::round;
+  return exp2_parts(shifted, z - (shifted - K::round));
 }
 // 2^(z + rest) for z <= 0 and a tiny rest; 0 where the result would be subnormal.
-template <class T> KHOT_INLINE Vec<T> exp2_sum(Vec<T> z, Vec<T> rest) {
+template <class P> KHOT_INLINE P exp2_sum(P z, P rest) {
+  using T = typename P::T;
   using K = Exp2<T>;
-  const Vec<T> least_power = splat(T(1 - K::bias));
-  Vec<T> clamped = vmax(least_power, z), shifted = clamped + K::round;
-  Vec<T> power = exp2_parts<T>(shifted, (clamped - (shifted - K::round)) + rest);
-  return z > least_power ? power : Vec<T>{};
+  P clamped = atleast(T(1 - K::bias), z), shifted = clamped + K::round;
+  P power = exp2_parts(shifted, (clamped - (shifted - K::round)) + rest);
+  return select(z > T(1 - K::bias), power, P(0));
 }
 
+template <class T> struct LogSeries;  // 2 atanh(s) = 2s + s^3 (2/3 + 2/5 s^2 + ...), |s| < 0.172
+template <> struct LogSeries<float> {
+  static constexpr float c[] = {2.f / 3, 2.f / 5, 2.f / 7, 2.f / 9};
+};
+template <> struct LogSeries<double> {
+  static constexpr double c[] = {2.0 / 3, 2.0 / 5, 2.0 / 7, 2.0 / 9, 2.0 / 11, 2.0 / 13, 2.0 / 15, 2.0 / 17, 2.0 / 19, 2.0 / 21};
+};
+
 // log(x) of a positive normal x: x = 2^e m with m near 1, log m = 2 atanh((m - 1) / (m + 1)).
-template <class T> KHOT_INLINE Vec<T> log(Vec<T> x) {
+template <class P> KHOT_INLINE P log(P x) {
+  using T = typename P::T;
   using K = Exp2<T>;
-  const IVec<T> sqrt_half = bits(splat(T(0.70710678118654752)));
-  IVec<T> e = (bits(x) - sqrt_half) >> K::mantissa;
-  Vec<T> m = from_bits<T>(bits(x) - (e << K::mantissa));
-  // The integer e becomes a float by way of the same rounding constant as in exp2.
-  Vec<T> exponent = from_bits<T>(bits(splat(K::round)) + e) - K::round;
-  Vec<T> s = (m - T(1)) / (m + T(1)), s2 = s * s, p;
-  if (sizeof(T) == 4) {
-    const T c[] = {T(2.0 / 3), T(2.0 / 5), T(2.0 / 7), T(2.0 / 9)};
-    p = horner(s2, c);
-  } else {
-    const T c[] = {T(2.0 / 3),  T(2.0 / 5),  T(2.0 / 7),  T(2.0 / 9),  T(2.0 / 11),
-                   T(2.0 / 13), T(2.0 / 15), T(2.0 / 17), T(2.0 / 19), T(2.0 / 21)};
-    p = horner(s2, c);
-  }
-  return fma(exponent, splat(T(0.69314718055994531)), fma(p * s2, s, s + s));
+  P m, exponent;
+  KHOT_EACH(P::U, {
+    IVec<T> e = (bits(x.v[j]) - bits(splat(T(0.70710678118654752)))) >> K::mantissa;
+    m.v[j] = from_bits<T>(bits(x.v[j]) - (e << K::mantissa));
+    exponent.v[j] = from_bits<T>(bits(splat(K::round)) + e) - K::round;  // the rounding constant turns e into a number
+  });
+  P s = (m - T(1)) / (m + T(1)), s2 = s * s;
+  return fma(exponent, P(T(0.69314718055994531)), fma(horner(s2, LogSeries<T>::c) * s2, s, s + s));
 }
 
 // Phi(-a) exp(a^2 / 2) (a + 4) as a polynomial in (a - 4) / (a + 4), for a in [0, 15] and [0, 40].
@@ -95,15 +101,18 @@ constexpr float NormalTail<float>::c[];
 constexpr double NormalTail<double>::c[];
 
 // exp(-u^2 / 2), with the rounding error of u^2 carried along so that the tail keeps its relative accuracy.
-template <class T> KHOT_INLINE Vec<T> exp_half_square(Vec<T> u) {
-  const Vec<T> scale = splat(T(-0.72134752044448170)), scale_rest = splat(T(-0.72134752044448170 - double(T(-0.72134752044448170))));
-  Vec<T> square = u * u, square_rest = fma(u, u, -square);
-  Vec<T> z = square * scale, rest = fma(square, scale, -z);
-  return exp2_sum<T>(z, fma(square_rest, scale, fma(square, scale_rest, rest)));
+template <class P> KHOT_INLINE P exp_half_square(P u) {
+  using T = typename P::T;
+  constexpr double exact = -0.72134752044448170;  // -log2(e) / 2
+  const P scale = T(exact), scale_rest = T(exact - double(T(exact)));
+  P square = u * u, square_rest = fma(u, u, -square);
+  P z = square * scale, rest = fma(square, scale, -z);
+  return exp2_sum(z, fma(square_rest, scale, fma(square, scale_rest, rest)));
 }
 // Phi(-a) for a >= 0, given exp(-a^2 / 2).
-template <class T> KHOT_INLINE Vec<T> normal_tail(Vec<T> a, Vec<T> gauss) {
-  Vec<T> inverse = T(1) / (a + T(4)), s = (a - T(4)) * inverse;
+template <class P> KHOT_INLINE P normal_tail(P a, P gauss) {
+  using T = typename P::T;
+  P inverse = T(1) / (a + T(4)), s = (a - T(4)) * inverse;
   return gauss * horner(s, NormalTail<T>::c) * inverse;
 }
 
@@ -121,20 +130,20 @@ constexpr double kNormalQuantile[] = {
     2.63708638095747776, -2.7577078184832523, 2.89961467838732859, -3.02791273176050392, 2.83911211873282084,
     -2.03132280699377425, 0.916692113981829123, -0.189726259206854452};
 
-KHOT_INLINE VecF normal_profile(VecF p) {
-  VecF safe = vmax(splat(1e-37f), p), s = vsqrt(-2.f * log<float>(safe));
-  VecF r = s * horner((s - 2.f) / (s + 2.f), NormalProfile<float>::c);
-  return p * r;
+template <int U> KHOT_INLINE Pack<float, U> normal_profile(Pack<float, U> p) {
+  Pack<float, U> s = square_root(-2.f * log(atleast(1e-37f, p)));
+  return p * s * horner((s - 2.f) / (s + 2.f), NormalProfile<float>::c);
 }
 // In double: a first quantile from the table, one Halley step, and phi expanded about the first quantile.
-KHOT_INLINE VecD normal_profile(VecD p) {
-  VecD safe = vmax(splat(1e-300), p), s = vsqrt(-2.0 * log<double>(safe));
-  VecD u = s * horner((s - 2.0) / (s + 2.0), kNormalQuantile);
-  VecD gauss = exp_half_square<double>(u), phi = gauss * 0.39894228040143268;
-  VecD newton = (normal_tail<double>(u, gauss) - safe) / phi;
-  VecD step = newton / (1.0 - 0.5 * u * newton);
-  VecD v = phi * (1.0 - u * step + 0.5 * (u * u - 1.0) * step * step);
-  return p > 1e-300 ? v : VecD{};
+template <int U> KHOT_INLINE Pack<double, U> normal_profile(Pack<double, U> p) {
+  using P = Pack<double, U>;
+  P safe = atleast(1e-300, p), s = square_root(-2.0 * log(safe));
+  P u = s * horner((s - 2.0) / (s + 2.0), kNormalQuantile);
+  P gauss = exp_half_square(u), phi = gauss * 0.39894228040143268;
+  P newton = (normal_tail(u, gauss) - safe) / phi;
+  P step = newton / (1.0 - 0.5 * u * newton);
+  P v = phi * (1.0 - u * step + 0.5 * (u * u - 1.0) * step * step);
+  return select(p > 1e-300, v, P(0));
 }
 
 }  // namespace
