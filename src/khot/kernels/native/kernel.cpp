@@ -15,8 +15,8 @@ inline int team_for(int threads, int64_t rows, int64_t n) {
 
 template <class C> Row<C> row_of(const void* data, Stored type, int64_t at) { return Row<C>{const_cast<void*>(data), type}.from(at); }
 
-template <class F, class C> void forward_rows(const KhotForward& a, Stored type, int64_t from, int64_t to, int threads) {
-  Solver<F, C> solver(a.n, threads);
+template <class F, class C> void forward_rows(const KhotForward& a, Stored type, int64_t from, int64_t to, int threads, Memo& memo) {
+  Solver<F, C> solver(a.n, threads, memo);
   for (int64_t r = from; r < to; r++) {
     solver.add_row(row_of<C>(a.x, type, r * a.n), row_of<C>(a.y, type, r * a.n), a.k[r * a.k_stride], a.tau[r * a.tau_stride]);
   }
@@ -30,14 +30,16 @@ template <class F, class C> int forward(const KhotForward& a, Stored type) {
   int threads = team_for(a.threads, a.rows, a.n);
   int64_t lanes = a.n > kSampledFrom ? 1 : kLanes, groups = (a.rows + lanes - 1) / lanes;
   if (lanes == 1 && groups < threads) {  // few long rows: the threads share each of them
-    for (int64_t r = 0; r < a.rows; r++) forward_rows<F, C>(a, type, r, r + 1, threads);
+    Memo memo;
+    for (int64_t r = 0; r < a.rows; r++) forward_rows<F, C>(a, type, r, r + 1, threads, memo);
     return 0;
   }
   Context context{&a, type, lanes, groups, threads > 1 ? least<int64_t>(groups, 4 * threads) : 1};
   auto body = [](void* p, int64_t i) {
     Context& c = *static_cast<Context*>(p);
+    Memo memo;
     for (int64_t g = c.groups * i / c.chunks; g < c.groups * (i + 1) / c.chunks; g++)
-      forward_rows<F, C>(*c.a, c.type, g * c.lanes, least(c.a->rows, (g + 1) * c.lanes), 1);
+      forward_rows<F, C>(*c.a, c.type, g * c.lanes, least(c.a->rows, (g + 1) * c.lanes), 1, memo);
   };
   if (threads > 1) khot_parallel(threads, context.chunks, body, &context);
   else body(&context, 0);

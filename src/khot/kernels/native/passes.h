@@ -132,16 +132,16 @@ template <class V> KHOT_INLINE int64_t total_count(V v) {
 // Mean and spread of a row that is all finite (probe = 0 tells).
 template <class C> Stats moments(Row<C> x, int64_t n, C reference) {
   using P = Wide<C>;
-  P sum = C(0), square = C(0);
-  Vec<C> probe{};
+  Vec<C> sum{}, square{}, probe{};
   C in[kGroup<C>];
   for (int64_t i = 0; i < n; i += kGroup<C>) {
     P v = load_pack<P>(x.read(i, n, in, reference)), d = v - reference;
-    sum = sum + d, square = fma(d, d, square);
-    KHOT_EACH(P::U, probe = fma(v.v[j], Vec<C>{}, probe));
+    sum += fold(d), square += fold(d * d), probe = fma(fold(v), Vec<C>{}, probe);
   }
+  double sums[4] = {0, 0, 0, 0};
+  add_sums(sum, square, probe, Vec<C>{}, sums);
   Stats s;
-  s.sum = sum_lanes(fold(sum)), s.square = sum_lanes(fold(square)), s.probe = sum_lanes(probe);
+  s.sum = sums[0], s.square = sums[1], s.probe = sums[2];
   return s;
 }
 

@@ -35,6 +35,7 @@ template <class C> struct Row {  // C is double for kFloat64, float for the othe
     if (!(exact() && i + kGroup<C> <= n)) put(i, n, buffer);
   }
   C first() const {
+    if (exact()) return values()[0];
     C buffer[kGroup<C>];
     return copy(0, 1, buffer, C(0))[0];
   }

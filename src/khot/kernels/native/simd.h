@@ -31,7 +31,6 @@ typedef float VecF __attribute__((vector_size(KHOT_VECTOR_BYTES)));
 typedef double VecD __attribute__((vector_size(KHOT_VECTOR_BYTES)));
 typedef int32_t IntF __attribute__((vector_size(KHOT_VECTOR_BYTES)));
 typedef int64_t IntD __attribute__((vector_size(KHOT_VECTOR_BYTES)));
-typedef float HalfF __attribute__((vector_size(KHOT_VECTOR_BYTES / 2)));
 typedef uint16_t HalfU16 __attribute__((vector_size(KHOT_VECTOR_BYTES / 2)));
 
 template <class T> struct VecTypes;
@@ -108,20 +107,19 @@ KHOT_INLINE VecD vsqrt(VecD a) {
 #endif
 
 // The two halves of a vector, as doubles, added. Sums of many floats are kept in double.
-#if KHOT_VECTOR_BYTES == 64
-#define KHOT_LOW 0, 1, 2, 3, 4, 5, 6, 7
-#define KHOT_HIGH 8, 9, 10, 11, 12, 13, 14, 15
-#elif KHOT_VECTOR_BYTES == 32
-#define KHOT_LOW 0, 1, 2, 3
-#define KHOT_HIGH 4, 5, 6, 7
-#else
-#define KHOT_LOW 0, 1
-#define KHOT_HIGH 2, 3
-#endif
+#if defined(__AVX512F__)
 KHOT_INLINE VecD widen_add(VecF x) {
-  HalfF low = __builtin_shufflevector(x, x, KHOT_LOW), high = __builtin_shufflevector(x, x, KHOT_HIGH);
-  return __builtin_convertvector(low, VecD) + __builtin_convertvector(high, VecD);
+  __m512 y = (__m512)x;
+  return (VecD)(_mm512_cvtps_pd(_mm512_castps512_ps256(y)) + _mm512_cvtps_pd(_mm512_extractf32x8_ps(y, 1)));
 }
+#elif defined(__AVX2__)
+KHOT_INLINE VecD widen_add(VecF x) {
+  __m256 y = (__m256)x;
+  return (VecD)(_mm256_cvtps_pd(_mm256_castps256_ps128(y)) + _mm256_cvtps_pd(_mm256_extractf128_ps(y, 1)));
+}
+#else
+KHOT_INLINE VecD widen_add(VecF x) { return VecD{double(x[0]) + double(x[2]), double(x[1]) + double(x[3])}; }
+#endif
 KHOT_INLINE VecD widen_add(VecD x) { return x; }
 
 KHOT_INLINE double sum_lanes(VecD x) {

@@ -38,11 +38,12 @@ inline void of_rank(int64_t r, double& x) {
   std::memcpy(&x, &i, sizeof x);
 }
 
+// The quantiles of the last k and n - k asked for: most often every row has the same.
+struct Memo { double above = 0, below = 0, quantile = 0, normal = 0; };
+
 template <class F, class C> class Solver {
  public:
-  Solver(int64_t length, int team, bool loose_ = false) : n(length), threads(team), loose(loose_) {
-    for (int r = 0; r < kLanes; r++) probe[r] = 0;
-  }
+  Solver(int64_t length, int team, Memo& memo_, bool loose_ = false) : n(length), threads(team), loose(loose_), memo(memo_) {}
 
   void add_row(Row<C> source, Row<C> target, double k_, double tau_) {
     x[rows] = source, y[rows] = target, k[rows] = k_, tau[rows] = tau_, rows++;
@@ -68,15 +69,16 @@ template <class F, class C> class Solver {
   const int64_t n;
   const int threads;
   const bool loose;  // an answer to a percent will do
+  Memo& memo;
   int rows = 0;
   Row<C> x[kLanes], y[kLanes];
   C high[kLanes];
   bool done[kLanes], closed[kLanes] = {}, searched[kLanes] = {}, cached[kLanes] = {};
   double hint_low[kLanes], hint_high[kLanes];
-  alignas(64) double k[kLanes], tau[kLanes], rest[kLanes], inv_tau[kLanes], low[kLanes], low_rest[kLanes];
-  alignas(64) double bracket_low[kLanes], bracket_high[kLanes], quantile[kLanes], normal[kLanes];
-  alignas(64) double missing[kLanes], v0[kLanes], v1[kLanes], v2[kLanes], v3[kLanes], step[kLanes], factor[kLanes];
-  double probe[kLanes];
+  alignas(64) double k[kLanes] = {}, tau[kLanes] = {}, rest[kLanes] = {}, inv_tau[kLanes] = {}, low[kLanes] = {}, low_rest[kLanes] = {};
+  alignas(64) double bracket_low[kLanes], bracket_high[kLanes], quantile[kLanes] = {}, normal[kLanes] = {};
+  alignas(64) double missing[kLanes] = {}, v0[kLanes] = {}, v1[kLanes] = {}, v2[kLanes] = {}, v3[kLanes] = {};
+  alignas(64) double step[kLanes], factor[kLanes], probe[kLanes] = {};
 
   // ---- passes over a whole row ----
   template <class R, class Fn> R reduce(Fn fn) const { return reduce_blocks<R>(threads, n, fn); }
@@ -147,13 +149,13 @@ template <class F, class C> class Solver {
   }
 
   void set_quantiles(int r, double above, double below) {
-    if (r > 0 && k[r] == k[r - 1] && rest[r] == rest[r - 1] && above == k[r]) {
-      quantile[r] = quantile[r - 1], normal[r] = normal[r - 1];
-      return;
+    if (!(above == memo.above && below == memo.below)) {
+      double total = above + below;
+      memo.above = above, memo.below = below;
+      memo.quantile = F::quantile(above / total, below / total);
+      memo.normal = rough_normal_quantile(above / total, below / total);
     }
-    double total = above + below;
-    quantile[r] = F::quantile(above / total, below / total);
-    normal[r] = rough_normal_quantile(above / total, below / total);
+    quantile[r] = memo.quantile, normal[r] = memo.normal;
   }
 
   // F^-1(k/n) - (max - high)/tau <= low <= F^-1(k/n) - (min - high)/tau, for every increasing F.
@@ -201,7 +203,8 @@ template <class F, class C> class Solver {
       std::memcpy(sample + g * w, x[r].read(at, at + kGroup<C> <= n ? n : at + w, in, C(0)), w * sizeof(C));
     }
     double share = double(m) / double(n), part = least(most(k[r] * share, 1e-9 * double(m)), double(m) * (1 - 1e-9));
-    Solver<F, C> small(m, 1, true);
+    Memo own;
+    Solver<F, C> small(m, 1, own, true);
     small.add_row({sample, exact}, {sample + m, exact}, part, tau[r]);
     small.solve();
     bool usable = !small.is_closed(0);
