@@ -11,22 +11,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_pairs: dict[str, list[tuple[Callable[..., bool], Callable[..., Any]]]] = {}
+_pairs: dict[str, list[tuple[Callable[..., bool], Any]]] = {}
 _enabled = os.environ.get("KHOT_KERNELS", "1") != "0"
 
 
-def register(primitive: str, condition: Callable[..., bool], implementation: Callable[..., Any]) -> None:
+def register(primitive: str, condition: Callable[..., bool], implementation: Any) -> None:
     """Offer ``implementation`` for ``primitive`` wherever ``condition`` of the same arguments holds."""
     _pairs.setdefault(primitive, []).append((condition, implementation))
 
 
-def pick(primitive: str, *arguments: Any) -> Callable[..., Any] | None:
+def pick(primitive: str, *arguments: Any) -> Any:
     """The first implementation that takes these arguments, or ``None`` for the reference."""
     if _enabled:
         for condition, implementation in _pairs.get(primitive, ()):
             if condition(*arguments):
                 return implementation
     return None
+
+
+def available() -> tuple[str, ...]:
+    """The native code that is there and may be used, for example ``("cpu-avx2",)``; empty without a compiled kernel."""
+    return (f"cpu-{cpu.name()}",) if _enabled and cpu.name() else ()
 
 
 def enabled() -> bool:
@@ -43,3 +48,6 @@ def disabled() -> Iterator[None]:
         yield
     finally:
         _enabled = before
+
+
+from khot.kernels import cpu  # noqa: E402  the implementations register themselves, which needs what stands above

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import Function
 
+from khot import kernels
 from khot.primitives.root import LOCAL, Rows, argument, pieces, solve_shift, wide_dtype
 from khot.registry import Number, column, readable
 
@@ -39,11 +40,28 @@ class Family:
 
 def threshold_topk(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor:
     """``(..., n) -> (..., n)``, differentiable in ``scores``, ``k`` and ``tau``."""
-    return threshold_columns(scores, column(k, scores), column(tau, scores), family)[0]
+    k, tau = column(k, scores), column(tau, scores)
+    operator = kernels.pick("threshold_operator", family.name, scores, k, tau)
+    if operator is not None:
+        return operator(scores, k, tau, family.name)
+    native = None if forward_ad._current_level >= 0 else kernels.pick("threshold", family.name, scores, k, tau)
+    if native is None:
+        return threshold_columns(scores, k, tau, family)[0]
+    if _learns(scores, k, tau):
+        return _Fused.apply(scores, k, tau, family, native)
+    return native.forward(scores, k, tau, family.name, shift=False)[0]
+
+
+def _learns(*values: Number) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(value, Tensor) and value.requires_grad for value in values)
 
 
 def threshold_forward(x: Tensor, k: Number, tau: Number, family: Family, rows: Rows = LOCAL) -> tuple[Tensor, Tensor]:
-    """The mask and the threshold of every row, in plain PyTorch and without gradient."""
+    """The mask and the threshold of every row, without gradient."""
+    native = kernels.pick("threshold", family.name, x, k, tau) if rows is LOCAL else None
+    if native is not None:
+        y, t = native.forward(x, k, tau, family.name)
+        return y, t.to(torch.promote_types(x.dtype, torch.float32))
     work = x.to(torch.promote_types(x.dtype, torch.float32))
     k = torch.as_tensor(k, dtype=wide_dtype(x), device=x.device).expand(*x.shape[:-1], 1)
     tau = tau.to(work.dtype) if isinstance(tau, Tensor) else tau
@@ -80,6 +98,29 @@ def _squash(x: Tensor, t: Tensor, s: Tensor, tau: Number, family: Family) -> Ten
     return torch.where(torch.isnan(t), torch.nan, family.f(u))
 
 
+class _Fused(Function):
+    """Native forward and backward for ordinary tensors: keeps the output, and the scores only for a gradient in tau."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, k: Number, tau: Number, family: Family, native: Any) -> Tensor:
+        learns_tau = isinstance(tau, Tensor)
+        y, t = native.forward(scores, k, tau, family.name, shift=learns_tau)
+        ctx.family, ctx.native, ctx.tau = family, native, None if learns_tau else tau
+        ctx.save_for_backward(y, *((scores, t, tau) if learns_tau else ()))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        y, *rest = ctx.saved_tensors
+        scores, t, tau = rest if rest else (None, None, ctx.tau)
+        _, learns_k, learns_tau, *_ = ctx.needs_input_grad
+        if torch.is_grad_enabled() or kernels.pick("threshold", ctx.family.name, grad, y, tau) is not ctx.native:
+            # It will be differentiated again, or somebody is watching.
+            t = None if t is None else t.to(torch.promote_types(y.dtype, torch.float32))
+            return *_gradients(grad, y, scores, t, tau, ctx.family, learns_k, learns_tau), None
+        return *ctx.native.backward(grad, y, tau, ctx.family.name, scores if learns_tau else None, t, grad_k=learns_k), None, None
+
+
 class _Reverse(Function):
     @staticmethod
     def forward(scores: Tensor, k: Number, tau: Number, family: Family) -> tuple[Tensor, Tensor]:
@@ -100,12 +141,7 @@ class _Reverse(Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         y, t, *rest = ctx.saved_tensors
         scores, tau = rest if rest else (None, ctx.tau)
-        grad_u, grad_k = threshold_backward(grad, y, ctx.family)
-        grad_scores = grad_u / tau
-        grad_tau = None
-        if scores is not None and ctx.needs_input_grad[2]:
-            grad_tau = -(grad_scores * _distance(scores, t) / tau).sum(-1, keepdim=True)
-        return grad_scores.to(grad.dtype), grad_k if ctx.needs_input_grad[1] else None, grad_tau, None
+        return _gradients(grad, y, scores, t, tau, ctx.family, *ctx.needs_input_grad[1:3])
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], scores: Tensor, k: Number, tau: Number, family: Family) -> Any:
@@ -138,6 +174,17 @@ def threshold_columns(scores: Tensor, k: Number, tau: Number, family: Family) ->
     # Dynamo refuses a Function that defines jvp, so the rule for forward mode lives apart.
     rule = _ForwardMode if forward_ad._current_level >= 0 else _Reverse
     return rule.apply(scores, k, tau, family)
+
+
+def _gradients(
+    grad: Tensor, y: Tensor, scores: Tensor | None, t: Any, tau: Number, family: Family, learns_k: bool, learns_tau: bool
+) -> tuple[Tensor | None, ...]:
+    grad_u, grad_k = threshold_backward(grad, y, family)
+    grad_scores = grad_u / tau
+    grad_tau = None
+    if scores is not None and learns_tau:
+        grad_tau = -(grad_scores * _distance(scores, t) / tau).sum(-1, keepdim=True)
+    return grad_scores.to(grad.dtype), grad_k if learns_k else None, grad_tau, None
 
 
 def threshold_backward(grad: Tensor, y: Tensor, family: Family) -> tuple[Tensor, Tensor]:
