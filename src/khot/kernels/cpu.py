@@ -8,7 +8,6 @@ tracing modes see.
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,8 +24,7 @@ DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 
 VERSION = 1  # of the entry points
 
 
-@functools.cache
-def library() -> ctypes.CDLL | None:
+def _load() -> ctypes.CDLL | None:
     """The compiled kernel, or ``None`` if there is none that fits this version of the package."""
     try:
         lib = ctypes.CDLL(str(Path(__file__).with_name("_native.so")))
@@ -41,10 +39,12 @@ def library() -> ctypes.CDLL | None:
     return lib
 
 
+LIBRARY: Any = _load()
+
+
 def name() -> str:
     """The instruction set in use, or an empty string without the library."""
-    lib = library()
-    return "" if lib is None else lib.khot_isa().decode()
+    return LIBRARY.khot_isa().decode() if LIBRARY else ""
 
 
 def forward(x: Tensor, k: Number, tau: Number, family: str, *, shift: bool = True) -> tuple[Tensor, Tensor | None]:
@@ -63,7 +63,7 @@ def forward(x: Tensor, k: Number, tau: Number, family: str, *, shift: bool = Tru
     t = x.new_empty((*x.shape[:-1], 1), dtype=torch.float64) if shift else None
     k_rows, k = _per_row(k, x)
     tau_rows, tau = _per_row(tau, x)
-    _library().khot_threshold_forward(
+    LIBRARY.khot_threshold_forward(
         FAMILIES[family], DTYPES[x.dtype], x.data_ptr(), y.data_ptr(), _pointer(k_rows), k, _pointer(tau_rows), tau, _pointer(t),
         x.numel() // n if n else 0, n, torch.get_num_threads(),
     )  # fmt: skip
@@ -85,7 +85,7 @@ def backward(
     gtau = y.new_empty(rows, dtype=torch.float64) if x is not None else None
     x = x.detach().contiguous() if x is not None else None
     tau_rows, tau = _per_row(tau, y)
-    _library().khot_threshold_backward(
+    LIBRARY.khot_threshold_backward(
         FAMILIES[family], DTYPES[y.dtype], y.data_ptr(), grad.data_ptr(), _pointer(x), _pointer(shift), gx.data_ptr(), _pointer(gk),
         _pointer(gtau), _pointer(tau_rows), tau, y.numel() // n if n else gx.new_empty(rows).numel(), n, torch.get_num_threads(),
     )  # fmt: skip
@@ -97,13 +97,6 @@ class Native(NamedTuple):
 
     forward: Callable[..., tuple[Tensor, Tensor | None]]
     backward: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]]
-
-
-def _library() -> ctypes.CDLL:
-    lib = library()
-    if lib is None:
-        raise RuntimeError("the native kernel is not built; run: python -m khot.kernels.build")
-    return lib
 
 
 def _per_row(value: Number, x: Tensor) -> tuple[Tensor | None, float]:
@@ -127,7 +120,6 @@ def _takes(family: str, x: Tensor, k: Number, tau: Number) -> bool:
         and (not isinstance(k, Tensor) or readable(k))
         and (not isinstance(tau, Tensor) or readable(tau))
         and not torch._C._len_torch_dispatch_stack()  # pyright: ignore[reportAttributeAccessIssue]
-        and library() is not None
     )
 
 
@@ -135,10 +127,6 @@ def _traces(family: str, x: Tensor, k: Number, tau: Number) -> bool:
     """Whether a compiler or a tracing mode is watching, on CPU tensors."""
     if family not in FAMILIES or x.dtype not in DTYPES or x.device.type != "cpu" or forward_ad._current_level >= 0:
         return False
-    return _watched() and library() is not None
-
-
-def _watched() -> bool:
     return torch.compiler.is_compiling() or bool(torch._C._len_torch_dispatch_stack())  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -278,6 +266,7 @@ def _batched(info: Any, in_dims: tuple[int | None, ...], inputs: tuple[Any, ...]
     return out
 
 
-register("threshold", _takes, Native(forward, backward))
-register("threshold_operator", _traces, operator)
-_define()
+if LIBRARY:
+    register("threshold", _takes, Native(forward, backward))
+    register("threshold_operator", _traces, operator)
+    _define()

@@ -123,9 +123,12 @@ template <class F, class C> class Solver {
   // u is counted from `at`, up to the rounding of high, which goes into low.
   void centre(int r, double at) {
     high[r] = C(at);
-    low[r] = (double(high[r]) - at) * inv_tau[r], low_rest[r] = 0;
+    low[r] = bounded((double(high[r]) - at) * inv_tau[r]), low_rest[r] = 0;
     cached[r] = false;
   }
+  // Between a number and the next there are no scores: where these are many tau apart, further is no different.
+  static double bounded(double u) { return most(-40.0, least(40.0, u)); }
+
   // The same threshold seen from a nearer high; the bracket moves along.
   void recentre(int r) {
     C from = high[r];
@@ -133,6 +136,7 @@ template <class F, class C> class Solver {
     high[r] = C(at);
     double moved = (double(high[r]) - double(from)) * inv_tau[r];
     move(r, moved);
+    low[r] = bounded(low[r]);
     bracket_low[r] += moved, bracket_high[r] += moved;
     cached[r] = false;
   }
@@ -248,7 +252,8 @@ template <class F, class C> class Solver {
     set_quantiles(r, k[r] - certain, present - k[r]);
     if (!(inv_tau[r] < kInf<double>)) inv_tau[r] = std::numeric_limits<double>::max();
     double at = locate(r, k[r], s, hint_low[r], hint_high[r]);
-    centre(r, at - (F::kCentre) * tau[r]);
+    centre(r, at);
+    low[r] += F::kCentre;
     set_bracket(r, s.low, s.high);
     return true;
   }
