@@ -7,6 +7,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+from bench import targets
 from bench.common import load
 from bench.plot import DOCS, FIGURES
 
@@ -42,7 +43,7 @@ def main(argv: list[str]) -> int:
     given.out.parent.mkdir(parents=True, exist_ok=True)
     others = sorted(path.stem for path in FIGURES.glob("[a-z]*.py") if path.stem not in ABOUT)
     sections = [section(name, rows) for name in [*ABOUT, *others] if (rows := load(name))]
-    given.out.write_text("\n\n".join([HEAD.strip(), *sections]) + "\n")
+    given.out.write_text("\n\n".join([HEAD.strip(), *(table.markdown() for table in targets.tables()), *sections]) + "\n")
     return 0
 
 

@@ -49,14 +49,23 @@ def summary(rows: list[dict[str, Any]], method: str) -> dict[str, Any]:
     return found
 
 
+def times_faster(rows: list[dict[str, Any]]) -> dict[tuple[int, int], float]:
+    """Iterative's seconds over halving's in the same run, by n and k."""
+    times = _seconds(rows)
+    cells = [(n, k) for what, n, k in times if what == "halving" and ("iterative", n, k) in times]
+    return {(n, k): times["iterative", n, k] / times["halving", n, k] for n, k in cells}
+
+
+def _seconds(rows: list[dict[str, Any]]) -> dict[tuple[str, int, int], float]:
+    return {(row["what"], row["n"], row["k"]): row["seconds"] for row in rows if row.get("setting") == "published" and "seconds" in row}
+
+
 def _versus(rows: list[dict[str, Any]]) -> list[Table]:
     """Halving against iterative, timed in the same run."""
-    times = {(row["what"], row["n"], row["k"]): row["seconds"] for row in rows if row.get("setting") == "published"}
-    cells = [(n, k) for what, n, k in times if what == "halving" and ("iterative", n, k) in times]
-    ratios = {(n, k): times["iterative", n, k] / times["halving", n, k] for n, k in cells}
+    times, ratios = _seconds(rows), times_faster(rows)
     if not ratios:
         return []
-    least = min((cell for cell in ratios if cell[1] >= 8), key=lambda cell: ratios[cell], default=cells[0])
+    least = min((cell for cell in ratios if cell[1] >= 8), key=lambda cell: ratios[cell], default=next(iter(ratios)))
     note = f"For k >= 8 halving is at least {ratios[least]:.2f} times as fast as iterative; the least is at n, k = {least}."
     shown = [cell for cell in ratios if cell[0] == max(n for n, _ in ratios)]
     lines = [[n, k, f"{times['halving', n, k]:.4f}", f"{times['iterative', n, k]:.4f}", f"{ratios[n, k]:.1f}"] for n, k in shown]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import khot
-from bench import gate, plot
+from bench import common, gate, plot
 from bench.__main__ import commands
 from bench.__main__ import main as bench
 from bench.common import LawsRed, affordable, laws_green, race
@@ -174,3 +174,18 @@ def test_memory(tmp_path: Path) -> None:
     rows = run(tmp_path, "memory", "--quick", "--kernels", "off", "--methods", "sigmoid")
     assert {row["what"] for row in rows} == {"softmax", "topk", "sort", "sigmoid"}
     assert plot.draw_one("memory", tmp_path, tmp_path / "rows.jsonl")
+
+
+def test_page_and_targets_come_from_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    assert bench(["targets"]) == 0  # nothing measured, nothing broken
+    row = {"what": "sigmoid", "kind": "method", "kernels": "on", "dtype": "float32", "mode": "forward", "dist": "normal", "count": "8"}
+    record = common.Recorder("speed", tmp_path / "speed.jsonl")
+    record.add(**row, shape="64x1024", threads=1, ratio=1.2, seconds=1.0)
+    assert bench(["targets"]) == 0
+    record.add(**row, shape="4096x64", threads=1, ratio=1.4, seconds=1.0)
+    assert bench(["targets"]) == 1
+    assert "1.4" in capsys.readouterr().out
+    assert bench(["page", "--out", str(tmp_path / "page.md")]) == 0
+    page = (tmp_path / "page.md").read_text()
+    assert "| sigmoid, forward, short rows | <= 1.3 | 1.4 | sigmoid, 4096x64, normal, 8, 1 | no |" in page and "## Speed" in page

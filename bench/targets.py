@@ -1,0 +1,118 @@
+"""What was promised beside what was measured: each claim with its worst case in the data."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from bench.common import NATIVE, Table, load, print_tables, same
+from bench.seeds_report import summary, times_faster
+
+Row = dict[str, Any]
+LONG = ("1x1000000", "1x100000", "16x16384", "256x32768")
+SHORT = ("64x1024", "4096x64")
+EASY, HARD = ("normal",), ("scale100", "cauchy")
+CELL = ("shape", "dist", "count", "threads", "mode")
+
+
+def main(argv: list[str]) -> int:
+    """Exits with 1 if a claim does not hold."""
+    argparse.ArgumentParser(prog="python -m bench targets", description=__doc__).parse_args(argv)
+    found = tables()
+    print_tables(found)
+    return int(any(line[-1] == "no" for table in found for line in table.rows))
+
+
+def tables(rows: list[Row] | None = None) -> list[Table]:
+    """One line a claim; without data for it, a line that says so."""
+    speed, memory, seeds = load("speed"), load("memory"), load("seeds")
+    lines = [*_speed(speed), *_rivals(speed), *_memory(memory), *_seeds(seeds), *_linear(load("linear"))]
+    return [Table("promised and measured", ["claim", "bound", "worst measured", "where", "holds"], lines)]
+
+
+def _line(claim: str, bound: float, rows: Iterable[Row], value: Callable[[Row], float]) -> list[str]:
+    """The row with the largest value against an upper bound."""
+    found = list(rows)
+    if not found:
+        return [claim, f"<= {bound:g}", "not measured", "", ""]
+    worst = max(found, key=value)
+    where = ", ".join(str(worst[key]) for key in ("what", "shape", "dist", "count", "threads") if key in worst)
+    return [claim, f"<= {bound:g}", f"{value(worst):.3g}", where, "yes" if value(worst) <= bound else "no"]
+
+
+def _speed(rows: list[Row]) -> list[list[str]]:
+    """Ratios to softmax in float32."""
+
+    def pick(methods: Iterable[str], shapes: Iterable[str], dists: Iterable[str], mode: str) -> list[Row]:
+        timed = [row for row in rows if "ratio" in row and same(row, kind="method", kernels="on", dtype="float32", mode=mode)]
+        return [row for row in timed if row["what"] in methods and row["shape"] in shapes and row["dist"] in dists]
+
+    def ratio(row: Row) -> float:
+        return row["ratio"]
+
+    lines = []
+    for who, methods, times in (("sigmoid", ("sigmoid",), 1), ("the other kernels", NATIVE[1:], 2)):
+        for mode, long, short in (("forward", 1.0, 1.3), ("forward+backward", 1.3, 1.6)):
+            lines.append(_line(f"{who}, {mode}, long rows", times * long, pick(methods, LONG, EASY, mode), ratio))
+            lines.append(_line(f"{who}, {mode}, short rows", times * short, pick(methods, SHORT, EASY, mode), ratio))
+        lines.append(_line(f"{who}, forward, hard scores, long rows", times * 2.0, pick(methods, LONG, HARD, "forward"), ratio))
+        lines.append(_line(f"{who}, forward, hard scores, short rows", times * 4.0, pick(methods, SHORT, HARD, "forward"), ratio))
+    plain = {"what": "sigmoid", "kernels": "off", "shape": "1x1000000", "dist": "normal", "mode": "forward", "dtype": "float32"}
+    reference = [row for row in rows if "ratio" in row and same(row, **plain)]
+    return [*lines, _line("sigmoid, reference, forward at (1, 10^6)", 12.0, reference, ratio)]
+
+
+def _rivals(rows: list[Row]) -> list[list[str]]:
+    """Time over that of ``torch.topk`` (k >= n/16), and over that of the fastest peer, on the same input in the same run."""
+    timed = [row for row in rows if "ratio" in row and same(row, kernels="on", dtype="float32")]
+    mine = [row for row in timed if row["what"] == "sigmoid"]
+    topk = _fastest(row for row in timed if row["what"] == "topk" and row["count"] in ("n/16", "n/2"))
+    peer = _fastest(row for row in timed if row["kind"] == "peer")
+
+    def line(claim: str, rival: dict[tuple[Any, ...], float]) -> list[str]:
+        met = [row for row in mine if _cell(row) in rival]
+        return _line(f"sigmoid's time over that of {claim}", 1.0, met, lambda row: row["seconds"] / rival[_cell(row)])
+
+    return [line("torch.topk, k >= n/16", topk), line("the fastest peer", peer)]
+
+
+def _cell(row: Row) -> tuple[Any, ...]:
+    return tuple(row[key] for key in CELL)
+
+
+def _fastest(rows: Iterable[Row]) -> dict[tuple[Any, ...], float]:
+    best: dict[tuple[Any, ...], float] = {}
+    for row in rows:
+        best[_cell(row)] = min(row["seconds"], best.get(_cell(row), float("inf")))
+    return best
+
+
+def _memory(rows: list[Row]) -> list[list[str]]:
+    native = [row for row in rows if "saved" in row and row["what"] in NATIVE and row["kernels"] == "on"]
+    return [
+        _line("native: kept for backward, over the output", 1.01, native, lambda row: row["saved_ratio"]),
+        _line("native: peak beyond input and output, over the input", 0.05, native, lambda row: row["forward_peak_ratio"]),
+    ]
+
+
+def _seeds(rows: list[Row]) -> list[list[str]]:
+    lines = []
+    for method in ("halving", "iterative"):
+        found = summary(rows, method)
+        for key, claim in (("mean absolute deviation", "published cells"), ("apart by", "mean of all 85 cells")):
+            given = [{"value": found[key]}] if key in found else []
+            lines.append(_line(f"{method}: nCCS off the published, {claim}", 0.02, given, lambda row: row["value"]))
+    ratios = [{"shape": cell, "k": cell[1], "slower": 1 / ratio} for cell, ratio in times_faster(rows).items()]
+    top = [row for row in ratios if row["shape"] == (16384, 2048)]
+    lines.append(_line("halving's time over iterative's at (16384, 2048)", 0.05, top, lambda row: row["slower"]))
+    lines.append(_line("halving's time over iterative's, k >= 8", 1.0, [row for row in ratios if row["k"] >= 8], lambda row: row["slower"]))
+    return lines
+
+
+def _linear(rows: list[Row]) -> list[list[str]]:
+    """Time per element of the longest row over that at 10^5."""
+    mine = {row["n"]: row for row in rows if same(row, what="sigmoid", mode="forward")}
+    base = mine.get(10**5, {}).get("nanoseconds")
+    far = [{**row, "shape": f"n = {n:.0e}"} for n, row in mine.items() if n > 10**5]
+    return [_line("time per element over that at n = 10^5", 2.0, far if base else [], lambda row: row["nanoseconds"] / base)]
