@@ -10,6 +10,28 @@ from khot.registry import readable
 _MANY = 1 << 15  # from here on PyTorch sorts integers by radix
 
 
+def sort_descending(values: Tensor, sorted_nearly: bool = False) -> tuple[Tensor, Tensor]:
+    """Values and indices of every row from the largest to the smallest, equal values in their order; the values differentiable.
+
+    Args:
+        values: ``(..., n)``.
+        sorted_nearly: they are almost in order already, which a sort by comparison likes.
+
+    Example:
+        >>> sort_descending(torch.tensor([1.0, 3.0, 2.0]))
+        (tensor([3., 2., 1.]), tensor([1, 2, 0]))
+    """
+    if sorted_nearly or not _as_integers(values):
+        ordered = values.sort(dim=-1, descending=True, stable=True)
+        return ordered.values, ordered.indices
+    order = descending_order(values)
+    return values.gather(-1, order), order
+
+
+def _as_integers(values: Tensor) -> bool:
+    return values.dtype == torch.float32 and values.numel() >= _MANY and readable(values)
+
+
 def descending_order(values: Tensor) -> Tensor:
     """The indices that sort every row from the largest to the smallest, equal values in their order, nan first.
 
@@ -27,7 +49,7 @@ def descending_order(values: Tensor) -> Tensor:
         tensor([1, 3, 2, 0])
     """
     values = values.detach()
-    if values.dtype != torch.float32 or values.numel() < _MANY or not readable(values):
+    if not _as_integers(values):
         return values.sort(dim=-1, descending=True, stable=True).indices
     n = values.shape[-1]
     bits = (values + 0.0).reshape(-1, n).view(torch.int32)  # + 0.0 makes one zero of the two

@@ -11,11 +11,12 @@ from torch.nn.functional import pad
 
 from khot.primitives.collect import collect
 from khot.primitives.limits import check_size
-from khot.primitives.order import descending_order
+from khot.primitives.order import descending_order, sort_descending
 from khot.registry import Number, column, relaxation
 from khot.relaxations._rows import ordinary
 
 BASE = 20.0  # of the published power boost
+_SMALL = 1 << 12  # entries up to which the matrix is cheaper than its bags
 
 
 class _Round(NamedTuple):
@@ -35,9 +36,7 @@ def _play(scores: Tensor, k: int, tau: Number, boost: float, mode: str, duel: Ca
     values, played = scores, []
     byes = k * 2 ** num_rounds(scores.shape[-1], k) - scores.shape[-1] if k else 0
     while values.shape[-1] > k > 0:
-        # Later rounds are nearly in order already, which a sort by comparison likes.
-        order = values.detach().sort(dim=-1, descending=True, stable=True).indices if played else descending_order(values)
-        ordered = values.gather(-1, order)
+        ordered, order = sort_descending(values, sorted_nearly=bool(played))
         share, after = duel(ordered[..., byes:] if byes else ordered, tau, boost, mode)
         if byes:
             order, share = torch.cat([order, order[..., :byes].flip(-1)], -1), pad(pad(share, (byes, 0), value=1.0), (0, byes))
@@ -109,8 +108,16 @@ def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, boost: float = 50.0, mod
 
 
 def _select(x: Tensor, scores: Tensor, k: int, tau: Number = 1.0, *, boost: float = 50.0, mode: str = "softmax") -> Tensor:
+    if k * scores.shape[-1] <= _SMALL:
+        return _matrix(scores, k, tau, boost, mode) @ x
     items, weight = _bags(scores, k, tau, boost, mode)
     return collect(x, weight, items) if k else x[..., :0, :]
+
+
+def _matrix(scores: Tensor, k: int, tau: Number, boost: float, mode: str) -> Tensor:
+    items, weight = _bags(scores, k, tau, boost, mode)
+    out = torch.zeros(*scores.shape[:-1], k, scores.shape[-1], dtype=scores.dtype, device=scores.device)
+    return out.scatter_add(-1, items, weight)
 
 
 @relaxation(
@@ -151,6 +158,4 @@ def halving_matrix(scores: Tensor, k: int, tau: Number = 1.0, *, boost: float = 
                 [0.0000, 0.0000, 0.3775, 0.6225]])
     """
     check_size("halving", *scores.shape[:-1], k, scores.shape[-1], fix="soft_topk and select_topk need no matrix")
-    items, weight = _bags(scores, k, tau, boost, mode)
-    out = torch.zeros(*scores.shape[:-1], k, scores.shape[-1], dtype=scores.dtype, device=scores.device)
-    return out.scatter_add(-1, items, weight)
+    return _matrix(scores, k, tau, boost, mode)
