@@ -96,7 +96,12 @@ def _run(options: argparse.Namespace, record: Recorder) -> None:
     cases = [(shape, name) for shape in shapes for name in functions]
     limit = options.limit or (0.25 if options.quick else 1.0)
     for shape, name in progress(cases, "memory"):
-        row = _case(functions[name], SHAPES[shape], limit, dear=name not in BASELINES and name != "sigmoid")
+        row = _case(
+            functions[name],
+            SHAPES[shape],
+            limit,
+            dear=not (name in BASELINES or name == "sigmoid" or name in NATIVE and native_available()),
+        )
         kernels = "on" if native_available() else "off"
         record.add(what=name, shape=shape, kernels=kernels, **row)
 

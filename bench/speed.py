@@ -133,7 +133,7 @@ def _call(function: Function, x: Tensor, k: int, mode: str) -> Callable[[], obje
 @functools.cache
 def _too_dear(name: str, function: Function, shape: str, count: str, limit: float) -> str | None:
     """On plain scores: the others do not cost so much more that a bound is broken by it."""
-    if name == "sigmoid":
+    if name == "sigmoid" or name in NATIVE and native_available():
         return None
 
     def call(batch: int, n: int) -> Tensor:
