@@ -95,6 +95,7 @@ def _run(options: argparse.Namespace, record: Recorder) -> None:
     shapes = chosen(options.shapes, SHAPES, ("1x1000000",) if options.quick else None)
     cases = [(shape, name) for shape in shapes for name in functions]
     limit = options.limit or (0.25 if options.quick else 1.0)
+    sure = {*BASELINES, "sigmoid", *(NATIVE if native_available() else ())}
     for shape, name in progress(cases, "memory"):
         row = _case(
             functions[name],
