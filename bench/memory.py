@@ -97,12 +97,7 @@ def _run(options: argparse.Namespace, record: Recorder) -> None:
     limit = options.limit or (0.25 if options.quick else 1.0)
     sure = {*BASELINES, "sigmoid", *(NATIVE if native_available() else ())}
     for shape, name in progress(cases, "memory"):
-        row = _case(
-            functions[name],
-            SHAPES[shape],
-            limit,
-            dear=not (name in BASELINES or name == "sigmoid" or name in NATIVE and native_available()),
-        )
+        row = _case(functions[name], SHAPES[shape], limit, dear=name not in sure)
         kernels = "on" if native_available() else "off"
         record.add(what=name, shape=shape, kernels=kernels, **row)
 
