@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from khot.registry import Number, check, check_scores, check_tau, column, find, readable
-from khot.relaxations._threshold import Family, threshold_topk
+from khot.relaxations._family import Family
+from khot.relaxations._threshold import threshold_topk
 from khot.relaxations.entmax import tsallis
 from khot.relaxations.euclidean import EUCLIDEAN
 from khot.relaxations.gaussian import GAUSSIAN

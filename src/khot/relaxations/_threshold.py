@@ -11,8 +11,6 @@ so that the backward pass needs the output and nothing else. As it is written in
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,33 +21,38 @@ from torch.autograd.function import Function
 from khot import kernels
 from khot.primitives.root import LOCAL, Rows, argument, pieces, solve_shift, wide_dtype
 from khot.registry import Number, column, readable
-
-
-@dataclass(frozen=True)
-class Family:
-    """An increasing squashing function ``F`` from the reals to [0, 1], all that one member of the family is."""
-
-    name: str
-    f: Callable[[Tensor], Tensor]
-    inverse: Callable[[Tensor], Tensor]
-    slope: Callable[[Tensor], Tensor]  # F' as a function of y = F(u)
-    entropy: Callable[[Tensor], Tensor]  # minus the integral of the inverse from 0 to y
-    smooth: bool = True  # F' is Lipschitz, so that Newton's error is the square of its step
-    alpha: float = 0.0  # the family's parameter, where it has one
+from khot.relaxations._family import Family
 
 
 def threshold_topk(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor:
     """``(..., n) -> (..., n)``, differentiable in ``scores``, ``k`` and ``tau``."""
-    k, tau = column(k, scores), column(tau, scores)
-    operator = kernels.pick("threshold_operator", family.name, scores, k, tau)
-    if operator is not None:
-        return operator(scores, k, tau, family.name)
-    native = None if forward_ad._current_level >= 0 else kernels.pick("threshold", family.name, scores, k, tau)
+    return threshold_mask(scores, column(k, scores), column(tau, scores), family)
+
+
+def threshold_mask(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor:
+    """:func:`threshold_topk` with ``k`` and ``tau`` already numbers or ``(..., 1)`` columns."""
+    if forward_ad._current_level >= 0:
+        return threshold_columns(scores, k, tau, family)[0]
+    if _watched():
+        return threshold_operator(scores, k, tau, family)
+    native = kernels.pick("threshold", family.name, scores, k, tau)
     if native is None:
         return threshold_columns(scores, k, tau, family)[0]
     if _learns(scores, k, tau):
         return _Fused.apply(scores, k, tau, family, native)
     return native.forward(scores, k, tau, family.name, shift=False)[0]
+
+
+def threshold_operator(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor:
+    """The same as one registered operator, so that no compiler unrolls the search."""
+    k_rows, k_value = (k, 0.0) if isinstance(k, Tensor) else (None, k)
+    tau_rows, tau_value = (tau, 0.0) if isinstance(tau, Tensor) else (None, tau)
+    return torch.ops.khot.threshold_forward(scores, k_rows, k_value, tau_rows, tau_value, family.name, family.alpha)[0]
+
+
+def _watched() -> bool:
+    """Whether a compiler or a tracing mode takes down what is called."""
+    return torch.compiler.is_compiling() or bool(torch._C._len_torch_dispatch_stack())  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _learns(*values: Number) -> bool:
@@ -117,7 +120,7 @@ class _Fused(Function):
         if torch.is_grad_enabled() or kernels.pick("threshold", ctx.family.name, grad, y, tau) is not ctx.native:
             # It will be differentiated again, or somebody is watching.
             t = None if t is None else t.to(torch.promote_types(y.dtype, torch.float32))
-            return *_gradients(grad, y, scores, t, tau, ctx.family, learns_k, learns_tau), None
+            return *threshold_gradients(grad, y, scores, t, tau, ctx.family, learns_k, learns_tau), None
         return *ctx.native.backward(grad, y, tau, ctx.family.name, scores if learns_tau else None, t, grad_k=learns_k), None, None
 
 
@@ -141,7 +144,7 @@ class _Reverse(Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         y, t, *rest = ctx.saved_tensors
         scores, tau = rest if rest else (None, ctx.tau)
-        return _gradients(grad, y, scores, t, tau, ctx.family, *ctx.needs_input_grad[1:3])
+        return threshold_gradients(grad, y, scores, t, tau, ctx.family, *ctx.needs_input_grad[1:3])
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], scores: Tensor, k: Number, tau: Number, family: Family) -> Any:
@@ -176,9 +179,10 @@ def threshold_columns(scores: Tensor, k: Number, tau: Number, family: Family) ->
     return rule.apply(scores, k, tau, family)
 
 
-def _gradients(
+def threshold_gradients(
     grad: Tensor, y: Tensor, scores: Tensor | None, t: Any, tau: Number, family: Family, learns_k: bool, learns_tau: bool
 ) -> tuple[Tensor | None, ...]:
+    """The gradients in the inputs of the rules below, by a formula that can be differentiated itself."""
     grad_u, grad_k = threshold_backward(grad, y, family)
     grad_scores = grad_u / tau
     grad_tau = None

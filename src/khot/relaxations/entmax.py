@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from khot.registry import Number, relaxation
-from khot.relaxations._threshold import Family, threshold_topk
+from khot.relaxations._family import Family, builds
+from khot.relaxations._threshold import threshold_topk
 from khot.relaxations.euclidean import EUCLIDEAN
 from khot.relaxations.sigmoid import SIGMOID
 
 _NUM_ITERS = 8  # enough for float64 at every alpha
 
 
+@builds("entmax")
 @functools.cache
 def tsallis(alpha: float) -> Family:
     r"""The squashing function of the Tsallis entropy, with :math:`a = \alpha - 1`, measured from the lower end of its support:

@@ -6,15 +6,18 @@ import torch
 from torch import Tensor
 
 from khot.registry import Number, relaxation
-from khot.relaxations._threshold import Family, threshold_topk
+from khot.relaxations._family import Family, known
+from khot.relaxations._threshold import threshold_topk
 
-EUCLIDEAN = Family(
-    "euclidean",
-    f=lambda u: u.clamp(0, 1),  # not centred: near 0, where small weights live, u keeps its relative precision
-    inverse=lambda y: y,
-    slope=lambda y: (y * (1 - y)).sign(),  # 1 inside, 0 at both ends; comparisons and a cast cost four times as much
-    entropy=lambda y: y * (1 - y) / 2,
-    smooth=False,
+EUCLIDEAN = known(
+    Family(
+        "euclidean",
+        f=lambda u: u.clamp(0, 1),  # not centred: near 0, where small weights live, u keeps its relative precision
+        inverse=lambda y: y,
+        slope=lambda y: (y * (1 - y)).sign(),  # 1 inside, 0 at both ends; comparisons and a cast cost four times as much
+        entropy=lambda y: y * (1 - y) / 2,
+        smooth=False,
+    )
 )
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from khot.registry import Number, relaxation
-from khot.relaxations._threshold import Family, threshold_topk
+from khot.relaxations._family import Family, known
+from khot.relaxations._threshold import threshold_topk
 
 
 def _density(y: Tensor) -> Tensor:
@@ -22,7 +23,7 @@ def _cdf(u: Tensor) -> Tensor:
     return 0.5 * torch.erfc(u * -math.sqrt(0.5))  # torch.special.ndtr loses the lower tail
 
 
-GAUSSIAN = Family("gaussian", f=_cdf, inverse=torch.special.ndtri, slope=_density, entropy=_density)
+GAUSSIAN = known(Family("gaussian", f=_cdf, inverse=torch.special.ndtri, slope=_density, entropy=_density))
 
 
 @relaxation("gaussian", kind="mask", cost="O(n)", paper="the threshold scheme with the normal law", grad_k=True, native_half=True)

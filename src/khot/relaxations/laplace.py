@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from khot.registry import Number, relaxation
-from khot.relaxations._threshold import Family, threshold_topk
+from khot.relaxations._family import Family, known
+from khot.relaxations._threshold import threshold_topk
 
 
 def _cdf(u: Tensor) -> Tensor:
@@ -25,7 +26,7 @@ def _entropy(y: Tensor) -> Tensor:
     return torch.where(inside, p - p * torch.log(2 * p), 0.0)
 
 
-LAPLACE = Family("laplace", f=_cdf, inverse=_inverse, slope=lambda y: torch.minimum(y, 1 - y), entropy=_entropy)
+LAPLACE = known(Family("laplace", f=_cdf, inverse=_inverse, slope=lambda y: torch.minimum(y, 1 - y), entropy=_entropy))
 
 
 @relaxation("laplace", kind="mask", cost="O(n)", paper="Struski et al. 2025 (LapSum)", grad_k=True, native_half=True)

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from khot.primitives.root import wide_dtype
 from khot.registry import Number, check, column, relaxation
-from khot.relaxations._threshold import Family, threshold_topk
+from khot.relaxations._family import Family, builds
+from khot.relaxations._threshold import threshold_topk
 from khot.relaxations.euclidean import EUCLIDEAN
 
 
+@builds("permutahedron")
 @functools.cache
 def power(p: float) -> Family:
     r"""The squashing function of the regulariser :math:`\frac1p \|y\|_p^p`: :math:`F(u) = \min(u_+, 1)^{1/(p-1)}`."""

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from khot.registry import Number, relaxation
-from khot.relaxations._threshold import Family, threshold_topk
+from khot.relaxations._family import Family, known
+from khot.relaxations._threshold import threshold_topk
 
 
 def binary_entropy(y: Tensor) -> Tensor:
@@ -16,7 +17,7 @@ def binary_entropy(y: Tensor) -> Tensor:
     return torch.where(inside, -torch.special.xlogy(p, p) - torch.special.xlog1py(1 - p, -p), 0.0)
 
 
-SIGMOID = Family("sigmoid", f=torch.sigmoid, inverse=torch.logit, slope=lambda y: y * (1 - y), entropy=binary_entropy)
+SIGMOID = known(Family("sigmoid", f=torch.sigmoid, inverse=torch.logit, slope=lambda y: y * (1 - y), entropy=binary_entropy))
 
 
 @relaxation(

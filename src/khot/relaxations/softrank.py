@@ -11,7 +11,7 @@ from torch.nn.functional import logsigmoid
 from khot.primitives.limits import check_size
 from khot.primitives.rank import Regularization, check_regularization, wide_ranks
 from khot.registry import Number, column, relaxation
-from khot.relaxations._threshold import threshold_columns, threshold_topk
+from khot.relaxations._threshold import threshold_mask, threshold_topk
 from khot.relaxations.sigmoid import SIGMOID
 
 Cuts = Literal["solved", "fixed"]
@@ -89,7 +89,7 @@ def _solved(scores: Tensor, heights: Tensor, k: int, tau: Number) -> Tensor:
     # Rows are differences of long sums: they are taken before rounding.
     spread = _about(scores.to(heights.dtype).unsqueeze(-2), heights.unsqueeze(-2), centres)  # (..., k, n)
     rows = (*spread.shape[:-1], 1)
-    heads = threshold_columns(spread, counts.expand(rows), _stacked(tau, heights, rows), SIGMOID)[0]
+    heads = threshold_mask(spread, counts.expand(rows), _stacked(tau, heights, rows), SIGMOID)
     return torch.cat([heads[..., :1, :], heads.diff(dim=-2).clamp(min=0)], -2)
 
 

@@ -1,0 +1,44 @@
+"""What one member of the threshold family is, and how it is found again by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+_builders: dict[str, Callable[[float], Family]] = {}
+
+
+@dataclass(frozen=True)
+class Family:
+    """An increasing squashing function ``F`` from the reals to [0, 1]."""
+
+    name: str
+    f: Callable[[Tensor], Tensor]
+    inverse: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor], Tensor]  # F' as a function of y = F(u)
+    entropy: Callable[[Tensor], Tensor]  # minus the integral of the inverse from 0 to y
+    smooth: bool = True  # F' is Lipschitz, so that Newton's error is the square of its step
+    alpha: float = 0.0  # the family's parameter, where it has one
+
+
+def known(family: Family) -> Family:
+    """File a family without parameter under its name."""
+    _builders[family.name] = lambda alpha: family
+    return family
+
+
+def builds(name: str) -> Callable[[Callable[[float], Family]], Callable[[float], Family]]:
+    """File the decorated function of ``alpha`` under ``name``."""
+
+    def file(builder: Callable[[float], Family]) -> Callable[[float], Family]:
+        _builders[name] = builder
+        return builder
+
+    return file
+
+
+def family_of(name: str, alpha: float) -> Family:
+    """The family that carries this name and parameter: what an operator knows of it."""
+    return _builders[name](alpha)
