@@ -159,8 +159,8 @@ def _is_plain(scores: Tensor, k: Number, tau: Number, dim: int, fractional: bool
     """Whether this is the ordinary call with two numbers, in one expression: the checks below cost as much as a small softmax."""
     return (
         type(scores) is Tensor
-        and type(k) in (int, float)
-        and type(tau) in (int, float)
+        and (type(k) is int or type(k) is float)
+        and (type(tau) is int or type(tau) is float)
         and tau > 0
         and -(scores.ndim) <= dim < scores.ndim
         and 0 <= k <= scores.shape[dim]

@@ -94,8 +94,9 @@ def _backward_derivative(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     grad, y, x, shift, *tau = ctx.saved_tensors
     tau_value, family, alpha, learns_tau = ctx.rest
     inputs = [value.detach().requires_grad_() for value in (grad, y, x, *tau)]
+    over = inputs[3] if tau else tau_value
     with torch.enable_grad():
-        outputs = _formula(*inputs[:3], shift, inputs[3] if tau else tau_value, family, alpha, learns_tau)
+        outputs = _formula(inputs[0], inputs[1], inputs[2], shift, over, family, alpha, learns_tau)
         used = [(out, g) for out, g in zip(outputs, grads, strict=True) if out.requires_grad and g is not None]
         found = torch.autograd.grad([out for out, _ in used], inputs, [g for _, g in used], allow_unused=True)
     return found[0], found[1], found[2], None, found[3] if tau else None, None, None, None, None
