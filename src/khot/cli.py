@@ -71,7 +71,7 @@ def _info(options: argparse.Namespace) -> int:
         "machine": f"{platform.system()} {platform.machine()}",
         "threads": str(torch.get_num_threads()),
         "accelerator": str(torch.accelerator.current_accelerator() or "none"),
-        "kernels": ", ".join(getattr(kernels, "available", tuple)()) or "none: plain PyTorch",
+        "kernels": ", ".join(kernels.available()) or "none: plain PyTorch",
         "relaxations": str(len(khot.RELAXATIONS)),
         "designs": str(len(khot.DESIGNS)),
     }

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from khot.demo import data, picture
@@ -29,6 +30,7 @@ def run(ks: Sequence[int], seeds: int, steps: int, method: str, out: Path) -> in
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     _check(ks, seeds, steps)
+    torch.set_num_threads(1)  # the matrices are small: on two cores a second thread took longer, and much longer beside other work
     console, start = Console(), time.perf_counter()
     split = data.load(seeds)
     count = len(METHODS) * len(ks) * seeds
