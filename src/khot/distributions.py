@@ -59,7 +59,7 @@ class KSubset(Distribution):
 
     has_rsample = True
     has_enumerate_support = True
-    arg_constraints = {  # noqa: RUF012, read by torch
+    arg_constraints = {  # noqa: RUF012  # pyright: ignore[reportAssignmentType]  read by torch
         "probs": constraints.independent(constraints.unit_interval, 1),
         "logits": constraints.real_vector,
     }
@@ -178,11 +178,11 @@ class KSubset(Distribution):
         return masks.expand(-1, *self.batch_shape, -1) if expand else masks
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> KSubset:
-        new = self._get_checked_instance(KSubset, _instance)
+        new: Any = self._get_checked_instance(KSubset, _instance)
         shape = Size(batch_shape) + self.event_shape
         new.k, new._dtype, new.logits = self.k, self._dtype, self.logits.expand(shape)
         new._probs = None if self._probs is None else self._probs.expand(shape)
-        super(KSubset, new).__init__(Size(batch_shape), self.event_shape, validate_args=False)
+        Distribution.__init__(new, Size(batch_shape), self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
         return new
 

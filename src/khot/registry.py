@@ -157,7 +157,7 @@ def check(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1, fracti
 
 def _is_plain(scores: Tensor, k: Number, tau: Number, dim: int, fractional: bool) -> bool:
     """Whether this is the ordinary call with two numbers, in one expression: the checks below cost as much as a small softmax."""
-    return (
+    return (  # pyright: ignore[reportReturnType]
         type(scores) is Tensor
         and (type(k) is int or type(k) is float)
         and (type(tau) is int or type(tau) is float)

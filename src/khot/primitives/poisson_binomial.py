@@ -177,7 +177,7 @@ def marginals(logits: Tensor, k: Tensor) -> Marginals:
 
 def _slopes(coins: Coins) -> Tensor:
     """The derivative of ``log Pr[k heads]`` in all the chances of tails and heads."""
-    if torch._C._functorch.maybe_current_level() is not None:  # inside vmap, jacrev and the like
+    if torch._C._functorch.maybe_current_level() is not None:  # pyright: ignore[reportAttributeAccessIssue]  inside vmap, jacrev and the like
         return torch.func.grad(lambda leaves: log_heads(leaves, coins.k).sum())(coins.tails_heads)
     further = torch.is_grad_enabled() and coins.tails_heads.requires_grad
     with torch.enable_grad():  # several times faster than the line above for ordinary tensors
