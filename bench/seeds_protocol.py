@@ -14,7 +14,7 @@ QUICK = [(n, k) for n, k in PAIRS if n in (16, 64, 256, 1024) and k in (2, 8, 32
 PUBLISHED: dict[str, dict[str, Any]] = {"halving": {"mode": "power"}, "iterative": {"alpha": 2.0}}
 SWEEP: dict[str, list[dict[str, Any]]] = {
     "halving": [{"boost": c} for c in (25.0, 50.0, 100.0, 200.0, 400.0, 800.0, 1600.0, 6400.0, 25600.0, 102400.0)],
-    "iterative": [{"alpha": a} for a in (2.0, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10)],
+    "iterative": [{"alpha": a} for a in (2.0, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12)],
 }
 TAUS = [{"tau": tau} for tau in (1.0, 0.1, 0.01, 1e-3, 1e-4)]
 Select = Callable[[Tensor, Tensor], Tensor]
