@@ -1,4 +1,4 @@
-"""Write docs/benchmarks.md from the data: tables and figures of every benchmark that has run."""
+"""Write the results in docs/benchmarks.md from the data: tables and figures of every benchmark that has run."""
 
 from __future__ import annotations
 
@@ -28,23 +28,25 @@ PICTURES = {
     "gradient": ["gradient_agreement", "gradient_toy"],
     "seeds": ["seeds_time", "seeds_nccs", "seeds_methods"],
 }
-HEAD = """# Benchmarks
-
-This page is written by `python -m bench page` from the data in `bench/results`; `python -m bench NAME` measures anew, and
-`python -m bench NAME --quick` does so in minutes. Every row of the data carries the machine, the versions and the commit; a method
-whose laws do not hold is refused, and what was not measured says why.
-"""
+BEGIN, END = "<!-- measured -->", "<!-- measured end -->"
 
 
 def main(argv: list[str]) -> int:
     options = argparse.ArgumentParser(prog="python -m bench page", description=__doc__)
     options.add_argument("--out", type=Path, default=DOCS.parent / "benchmarks.md")
     given = options.parse_args(argv)
-    given.out.parent.mkdir(parents=True, exist_ok=True)
+    given.out.write_text(fill(given.out.read_text() if given.out.exists() else f"# Benchmarks\n\n{BEGIN}\n{END}\n"))
+    return 0
+
+
+def fill(text: str) -> str:
+    """The text with everything between the two marks written anew."""
+    if BEGIN not in text or END not in text:
+        raise SystemExit(f"the page must have the lines {BEGIN} and {END}, between which the results go")
     others = sorted(path.stem for path in FIGURES.glob("[a-z]*.py") if path.stem not in ABOUT)
     sections = [section(name, rows) for name in [*ABOUT, *others] if (rows := load(name))]
-    given.out.write_text("\n\n".join([HEAD.strip(), *(table.markdown() for table in targets.tables()), *sections]) + "\n")
-    return 0
+    body = "\n\n".join([*(table.markdown() for table in targets.tables()), *sections])
+    return f"{text[: text.index(BEGIN)]}{BEGIN}\n{body}\n{text[text.index(END) :]}"
 
 
 def section(name: str, rows: list[dict[str, Any]]) -> str:

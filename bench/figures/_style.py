@@ -8,6 +8,7 @@ from typing import Any
 # Okabe and Ito's palette, which colour-blind readers can tell apart, and what a figure with many lines goes on with.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31", "#7B4173", "#637939")
 DASHES = ("-", "--", ":", "-.")
+ORDERED = ("counting", "halving", "iterative", "network", "neuralsort", "sequential", "sinkhorn", "softrank", "softsort")
 OURS, BASE, PEER = COLOURS[0], "#6B6B6B", COLOURS[1]
 
 _PARAMETERS = {
@@ -47,6 +48,12 @@ def subplots(rows: int = 1, columns: int = 1, *, size: tuple[float, float], **gi
 def look(index: int) -> dict[str, Any]:
     """Colour and dash of the ``index``-th line."""
     return {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index // len(COLOURS) % len(DASHES)]}
+
+
+def families(methods: Sequence[str]) -> dict[str, list[str]]:
+    """The methods in two groups, so that no panel has more lines than there are colours."""
+    ordered = [method for method in methods if method in ORDERED]
+    return {"masks": [method for method in methods if method not in ORDERED], "by place": ordered}
 
 
 def foot(figure: Any, rows: Sequence[dict[str, Any]]) -> None:

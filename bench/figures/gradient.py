@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bench.common import same
-from bench.figures._style import BASE, OURS, foot, look, plain_log, subplots
+from bench.figures._style import BASE, OURS, families, foot, look, plain_log, subplots
 
 
 def draw(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -14,19 +14,27 @@ def draw(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _agreement(rows: list[dict[str, Any]]) -> Any:
     mine = [row for row in rows if same(row, test="agreement", hard=False)]
-    figure, axes = subplots(1, 3, size=(12, 3.8))
+    groups = families(list(dict.fromkeys(row["what"] for row in mine)))
+    figure, axes = subplots(2, 3, size=(12, 6.4), sharex=True)
     panels = {"cosine": "cosine with the smoothed objective's gradient", "norm": "norm of the gradient", "zeros": "share of zero entries"}
-    for axis, (key, title) in zip(axes, panels.items(), strict=True):
-        for index, method in enumerate(dict.fromkeys(row["what"] for row in mine)):
-            floor = 1e-6 if key == "norm" else -1.0  # a gradient of 0 lies at the foot of a logarithmic axis
-            line = sorted((row["tau"], max(floor, row[key])) for row in mine if row["what"] == method)
-            axis.plot(*zip(*line, strict=True), marker="o", label=method, **look(index))
-        axis.set(xscale="log", xlabel="temperature τ", title=title)
-    axes[1].set_yscale("log")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center")
+    for line, (group, methods) in zip(axes, groups.items(), strict=True):
+        for axis, (key, title) in zip(line, panels.items(), strict=True):
+            _lines(axis, [row for row in mine if row["what"] in methods], key)
+            axis.set(xscale="log", title=title if key != "norm" else f"{title} ({group})")
+        line[0].set_ylim(-0.1, 1)
+        line[1].set_yscale("log")
+        line[2].legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    for axis in axes[1]:
+        axis.set_xlabel("temperature τ")
     foot(figure, mine)
     return figure
+
+
+def _lines(axis: Any, rows: list[dict[str, Any]], key: str) -> None:
+    floor = 1e-6 if key == "norm" else -1.0  # a gradient of 0 lies at the foot of a logarithmic axis
+    for index, method in enumerate(dict.fromkeys(row["what"] for row in rows)):
+        line = sorted((row["tau"], max(floor, row[key])) for row in rows if row["what"] == method)
+        axis.plot(*zip(*line, strict=True), marker="o", label=method, **look(index))
 
 
 def _toy(rows: list[dict[str, Any]]) -> Any:
