@@ -155,9 +155,9 @@ class KSubset(Distribution):
         return subset_log_prob(self.logits, self._sizes(self.logits), value.to(total.dtype), total).to(self._dtype)
 
     def entropy(self) -> Tensor:
-        weight = torch.where(self.logits.isfinite(), self.logits, 0.0).to(torch.float64)
-        mean = marginals(self.logits, self._sizes(self.logits)).probs
-        return (self.log_total - (mean * weight).sum(-1)).to(self._dtype)
+        weight = torch.where(self.logits.isfinite(), self.logits, 0.0)
+        found = marginals(self.logits, self._sizes(self.logits))
+        return (found.log_total - (found.probs * weight).sum(-1)).to(self._dtype)
 
     def sample(self, sample_shape: Any = Size(), generator: Generator | None = None) -> Tensor:  # noqa: B008, as in torch
         shape = Size(sample_shape)
@@ -194,8 +194,8 @@ class KSubset(Distribution):
 def _kl_ksubset_ksubset(p: KSubset, q: KSubset) -> Tensor:
     if p.k != q.k or p.event_shape != q.event_shape:
         raise ValueError(f"the divergence needs subsets of the same size of the same items, got {p} and {q}")
-    mean = marginals(p.logits, p._sizes(p.logits)).probs
+    mean, _, log_total = marginals(p.logits, p._sizes(p.logits))
     gap = torch.where(p.logits.isfinite(), p.logits, 0.0).double() - torch.where(q.logits.isfinite(), q.logits, 0.0).double()
-    value = (mean * gap).sum(-1) - p.log_total + q.log_total
+    value = (mean * gap).sum(-1) - log_total + q.log_total
     outside = ((q.logits == -torch.inf) & (mean > 0) | (q.logits == torch.inf) & (mean < 1)).any(-1)
     return value.masked_fill(outside, torch.inf).to(p._dtype)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
 from khot.primitives.fixed_point import spread
-from khot.primitives.poisson_binomial import log_partition, marginals
+from khot.primitives.poisson_binomial import marginals
 
 MAX_ITERS = 200
 _TINY = torch.finfo(torch.float64).tiny
@@ -68,7 +68,8 @@ class _Look(NamedTuple):
 def _ascend(probs: Tensor, k: Tensor) -> Tensor:
     target = torch.logit(probs)  # infinite at 0 and 1, where nothing is to be found
     look = partial(_look, target=target, probs=probs, free=target.isfinite(), k=k)
-    here, seen = target, look(target)
+    here = _start(probs, target)
+    seen = look(here)
     step = torch.ones_like(seen.error)
     newton = torch.zeros_like(seen.error, dtype=torch.bool)
     for _ in range(MAX_ITERS):
@@ -90,10 +91,16 @@ def _ascend(probs: Tensor, k: Tensor) -> Tensor:
     return here
 
 
+def _start(probs: Tensor, target: Tensor) -> Tensor:
+    """The logits if the number of heads among the others were normal; below a variance of 1/2 it is not."""
+    variance = probs * (1 - probs)
+    return target - (probs - 0.5) / (variance.sum(-1, keepdim=True) - variance).clamp(min=0.5)
+
+
 def _look(logits: Tensor, *, target: Tensor, probs: Tensor, free: Tensor, k: Tensor) -> _Look:
     reached = marginals(logits, k)
     gradient = torch.where(free, _difference(target, reached.log_odds), 0.0)
-    value = torch.where(free, probs * logits, 0.0).sum(-1, keepdim=True) - log_partition(logits, k).unsqueeze(-1)
+    value = torch.where(free, probs * logits, 0.0).sum(-1, keepdim=True) - reached.log_total.unsqueeze(-1)
     return _Look(value, gradient.abs().amax(-1, keepdim=True), gradient, torch.where(free, target - reached.log_odds, 0.0))
 
 

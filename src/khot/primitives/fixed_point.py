@@ -40,7 +40,7 @@ def fixed_point(probs: Tensor, k: Tensor) -> FixedPoint:
         True
     """
     bits = min(52, 62 - probs.shape[-1].bit_length())
-    wide, room = _spread(probs, k)
+    wide, room = _spread_in_place(probs.detach().to(wide_dtype(probs), copy=True), k)
     units = _round(wide.mul_(2.0**bits))
     lack = (k.long() << bits) - units.sum(-1, keepdim=True)
     most = room.max(-1, keepdim=True)
@@ -51,12 +51,12 @@ def fixed_point(probs: Tensor, k: Tensor) -> FixedPoint:
 
 
 def spread(probs: Tensor, k: Tensor) -> Tensor:
-    """``probs`` in the wide dtype, moved by rounding only, so that rows sum to ``k``; 0 and 1 stay."""
-    return _spread(probs, k)[0]
+    """``probs`` in the wide dtype, moved by rounding only, so that rows sum to ``k``; 0 and 1 stay. Its gradient is that of ``probs``."""
+    wide = probs.to(wide_dtype(probs))
+    return wide + (_spread_in_place(wide.detach().clone(), k)[0] - wide.detach())
 
 
-def _spread(probs: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    wide = probs.to(wide_dtype(probs), copy=True)
+def _spread_in_place(wide: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     room = torch.addcmul(wide, wide, wide, value=-1)
     step = (k - wide.sum(-1, keepdim=True)) / room.sum(-1, keepdim=True)
     return wide.addcmul_(room, step.nan_to_num(0.0).clamp(-1, 1)).clamp_(0, 1), room

@@ -31,7 +31,7 @@ class Coins(NamedTuple):
     """The tilted coins of ``R`` rows."""
 
     tails_heads: Tensor  # (2, n, R)
-    log_odds: Tensor  # (n, R), -inf for those that are not free
+    log_odds: Tensor  # (n, R)
     k: Tensor  # (R,) how many heads
     free_k: Tensor  # (R,) how many of them among the free
     shift: Tensor  # (R,)
@@ -46,14 +46,10 @@ def tilt(logits: Tensor, k: Tensor) -> Coins:
     """
     x = logits.to(wide_dtype(logits)).reshape(-1, logits.shape[-1])
     k = k.expand(*logits.shape[:-1], 1).reshape(-1, 1).to(x.device)
-    free, certain = x.isfinite(), x == torch.inf
-    rest = k - certain.sum(-1, keepdim=True)
-    x = torch.where(free, x, 0.0)
+    free, rest = x.isfinite(), k - (x == torch.inf).sum(-1, keepdim=True)
     t, s = _shift(x.detach(), rest, free, _largest(k))
-    u = torch.where(free, x - t + s, -torch.inf).T
-    heads = torch.where(certain.T, 1.0, torch.sigmoid(u))
-    tails = torch.where(certain.T, 0.0, torch.sigmoid(-u))
-    return Coins(torch.stack((tails, heads)), u, k.squeeze(-1), rest.squeeze(-1), (t - s).squeeze(-1))
+    u = torch.where(free, x - t + s, x).T.contiguous()
+    return Coins(torch.sigmoid(torch.stack((-u, u))), u, k.squeeze(-1), rest.squeeze(-1), (t - s).squeeze(-1))
 
 
 def _largest(k: Tensor) -> int:
@@ -70,7 +66,7 @@ def _shift(x: Tensor, k: Tensor, free: Tensor, largest: int) -> tuple[Tensor, Te
     top = x.topk(min(n, max(1, largest))).values
     t = top.gather(-1, (k - 1).clamp(0, top.shape[-1] - 1))
     t = torch.where(t.isfinite(), t, 0.0)
-    shift = _near_shift(x - t, k.to(x.dtype), n)
+    shift = _near_shift((x - t).float(), k.float(), n).to(x.dtype)
     # Where none or all of the free coins are heads it would be infinite; far away is as good.
     return t, -torch.where(k <= 0, 40.0, torch.where(k >= size, -40.0, shift))
 
@@ -104,7 +100,7 @@ def levels_of(leaves: Tensor, size: int, multiply: Callable[..., Tensor] = produ
 def _halves(nodes: Tensor) -> tuple[Tensor, Tensor]:
     """Any pairing of the nodes will do; an odd one meets the polynomial 1."""
     half = (nodes.shape[1] + 1) // 2
-    left, right = nodes[:, :half], nodes[:, half:]
+    left, right = nodes.split(half, 1)
     if right.shape[1] < half:
         one = torch.zeros_like(nodes[:, :1])
         one[0] = 1.0
@@ -143,15 +139,21 @@ def log_partition(logits: Tensor, k: Tensor) -> Tensor:
         tensor(11.)
     """
     coins = tilt(logits, k)
-    scale = coins.free_k * coins.shift + softplus(coins.log_odds, threshold=40).sum(0)
-    return (scale + log_heads(coins.tails_heads, coins.k)).reshape(logits.shape[:-1])
+    return (_log_scale(coins) + log_heads(coins.tails_heads, coins.k)).reshape(logits.shape[:-1])
+
+
+def _log_scale(coins: Coins) -> Tensor:
+    """The log of the sum over all subsets, less ``log Pr[k heads]``; certain coins weigh nothing."""
+    free = torch.where(coins.log_odds == torch.inf, -torch.inf, coins.log_odds)
+    return coins.free_k * coins.shift + softplus(free, threshold=40).sum(0)
 
 
 class Marginals(NamedTuple):
-    """Inclusion probabilities and their log-odds, both ``(..., n)`` in float64."""
+    """Inclusion probabilities and their log-odds, both ``(..., n)``, and the log partition ``(...)``, all in float64."""
 
     probs: Tensor
     log_odds: Tensor
+    log_total: Tensor
 
 
 def marginals(logits: Tensor, k: Tensor) -> Marginals:
@@ -169,20 +171,28 @@ def marginals(logits: Tensor, k: Tensor) -> Marginals:
         tensor([0.3568, 0.7622, 0.6595, 0.2216])
     """
     coins = tilt(logits, k)
-    slopes = _slopes(coins)
+    slopes, log_heads = _slopes(coins)
     probs = (coins.tails_heads[1] * slopes[1]).clamp(0, 1)
     log_odds = coins.log_odds + slopes[1].log() - slopes[0].log()
-    return Marginals(probs.T.reshape(logits.shape), log_odds.T.reshape(logits.shape))
+    log_total = (_log_scale(coins) + log_heads).reshape(logits.shape[:-1])
+    return Marginals(probs.T.reshape(logits.shape), log_odds.T.reshape(logits.shape), log_total)
 
 
-def _slopes(coins: Coins) -> Tensor:
-    """The derivative of ``log Pr[k heads]`` in all the chances of tails and heads."""
-    if torch._C._functorch.maybe_current_level() is not None:  # pyright: ignore[reportAttributeAccessIssue]  inside vmap, jacrev and the like
-        return torch.func.grad(lambda leaves: log_heads(leaves, coins.k).sum())(coins.tails_heads)
+def _slopes(coins: Coins) -> tuple[Tensor, Tensor]:
+    """The derivative of ``log Pr[k heads]`` in all the chances of tails and heads, and that logarithm."""
+    if torch._C._functorch.maybe_current_level() is not None:  # pyright: ignore[reportAttributeAccessIssue]  inside vmap and jacrev
+
+        def total(leaves: Tensor) -> tuple[Tensor, Tensor]:
+            value = log_heads(leaves, coins.k)
+            return value.sum(), value
+
+        return torch.func.grad(total, has_aux=True)(coins.tails_heads)
     further = torch.is_grad_enabled() and coins.tails_heads.requires_grad
     with torch.enable_grad():  # several times faster than the line above for ordinary tensors
         leaves = coins.tails_heads if further else coins.tails_heads.detach().requires_grad_()
-        return torch.autograd.grad(log_heads(leaves, coins.k).sum(), leaves, create_graph=further)[0]
+        value = log_heads(leaves, coins.k)
+        slopes = torch.autograd.grad(value.sum(), leaves, create_graph=further)[0]
+    return slopes, value if further else value.detach()
 
 
 @torch.no_grad()
@@ -206,28 +216,38 @@ def draw_subsets(logits: Tensor, k: Tensor, num_samples: int, generator: Generat
     """
     coins = tilt(logits, k)
     leaves, few, many = _fewer(coins.tails_heads, coins.k)
-    levels = levels_of(leaves, _largest(few), raw_product)
+    size = _largest(few)
+    levels = levels_of(leaves, size, raw_product)
     heads = few.expand(1, num_samples, -1)  # (nodes, S, R)
     for children in reversed(levels[:-1]):
-        heads = _split(children, heads, generator)
+        heads = _split(children, heads, size, generator)
     heads = torch.where(many, 1 - heads, heads)
     return heads.permute(1, 2, 0).reshape(num_samples, *logits.shape).to(logits.dtype)
 
 
-def _split(children: Tensor, heads: Tensor, generator: Generator | None) -> Tensor:
-    """Divide each node's heads between its halves: j to the left with probability in proportion to ``left_j right_{heads-j}``."""
+def _split(children: Tensor, heads: Tensor, size: int, generator: Generator | None) -> Tensor:
+    """Divide each node's heads, ``(nodes, S, R)``, between its halves."""
     left, right = _halves(children)
+    if heads.shape[0] > 2 * size:  # most nodes have nothing to divide
+        node, sample, row = heads.nonzero(as_tuple=True)
+        first = torch.zeros_like(heads)
+        first[node, sample, row] = _share(left[:, node, row], right[:, node, row], heads[node, sample, row], generator)
+    else:
+        shape = (-1, -1, heads.shape[1], -1)
+        first = _share(left.unsqueeze(2).expand(shape), right.unsqueeze(2).expand(shape), heads, generator)
+    return torch.cat((first, heads - first))[: children.shape[1]]
+
+
+def _share(left: Tensor, right: Tensor, heads: Tensor, generator: Generator | None) -> Tensor:
+    """How many go to the left: j with probability in proportion to ``left_j right_{heads - j}``."""
     top = left.shape[0] - 1
-    j = torch.arange(top + 1, device=heads.device).view(-1, 1, 1, 1)
-    others = heads - j  # (top + 1, nodes, S, R)
-    shape = (-1, -1, heads.shape[1], -1)
-    weight = right.unsqueeze(2).expand(shape).gather(0, others.clamp(0, top)) * left.unsqueeze(2)
+    others = heads - torch.arange(top + 1, device=heads.device).view(-1, *[1] * heads.ndim)  # (top + 1, ...)
+    weight = right.gather(0, others.clamp(0, top)) * left
     cumulative = weight.mul_((others >= 0) & (others <= top)).cumsum(0)
     u = torch.rand(heads.shape, dtype=weight.dtype, device=heads.device, generator=generator)
     # Below the total even after rounding, so that the chosen j has a positive weight.
     threshold = cumulative[-1] * u.clamp_(max=1 - 4 * torch.finfo(u.dtype).eps)
-    first = (cumulative <= threshold).sum(0).clamp(max=top)
-    return torch.cat((first, heads - first))[: children.shape[1]]
+    return (cumulative <= threshold).sum(0).clamp(max=top)
 
 
 def log_partition_recursion(logits: Tensor, k: int) -> Tensor:
