@@ -19,6 +19,8 @@ ABOUT = {
     "gradient": "The gradient beside that of the hard objective smoothed by noise, and a toy: which subset explains what is seen?",
     "seeds": "The experiment of the paper on successive halving: 85 pairs of n and k, d = 32, 256 items in batches of 16. nCCS is the "
     "mean over the true rows of the best cosine among the selected ones. The best setting is the best of a sweep with a live gradient.",
+    "sampling": "Random masks with exactly k ones: one draw of each design, timed in turns with torch's own sort and random numbers.",
+    "estimators": "Each gradient estimator against the exact gradient of the expected objective, by enumerating all subsets.",
 }
 PICTURES = {
     "speed": ["speed", "speed_distributions"],

@@ -82,10 +82,13 @@ class KSubset(Distribution):
         return torch.full((*like.shape[:-1], 1), self.k, device=like.device)
 
     def _check_feasible(self) -> None:
-        if not readable(self.logits):
+        if not readable(self.logits) or self.logits.numel() == 0:
             return
-        if bool(self.logits.isnan().any()):
+        low, high = self.logits.detach().aminmax()  # both nan if there is one
+        if low.isnan():
             raise ValueError("logits must not contain nan")
+        if low.isfinite() and high.isfinite():
+            return
         certain, possible = (self.logits == torch.inf).sum(-1), (self.logits > -torch.inf).sum(-1)
         if bool((certain > self.k).any()) or bool((possible < self.k).any()):
             raise ValueError(f"no subset of size k={self.k} has all items with logit +inf and none with -inf; change k or the logits")

@@ -44,11 +44,16 @@ def tilt(logits: Tensor, k: Tensor) -> Coins:
         logits: ``(..., n)``.
         k: ``(..., 1)`` whole numbers.
     """
-    x = logits.to(wide_dtype(logits)).reshape(-1, logits.shape[-1])
-    k = k.expand(*logits.shape[:-1], 1).reshape(-1, 1).to(x.device)
-    free, rest = x.isfinite(), k - (x == torch.inf).sum(-1, keepdim=True)
-    t, s = _shift(x.detach(), rest, free, _largest(k))
-    u = torch.where(free, x - t + s, x).T.contiguous()
+    x = logits.reshape(-1, logits.shape[-1])
+    rest = k = k.expand(*logits.shape[:-1], 1).reshape(-1, 1).to(x.device)
+    free = x.isfinite()
+    whole = readable(free) and bool(free.all())
+    if not whole:
+        rest = k - (x == torch.inf).sum(-1, keepdim=True)
+    t, s = _shift(x.detach(), rest, None if whole else free, _largest(k))
+    wide = x.to(t.dtype)
+    u = wide - t + s if whole else torch.where(free, wide - t + s, wide)
+    u = u.T.contiguous()
     return Coins(torch.sigmoid(torch.stack((-u, u))), u, k.squeeze(-1), rest.squeeze(-1), (t - s).squeeze(-1))
 
 
@@ -56,42 +61,45 @@ def _largest(k: Tensor) -> int:
     return int(k.max()) if k.numel() else 0
 
 
-def _shift(x: Tensor, k: Tensor, free: Tensor, largest: int) -> tuple[Tensor, Tensor]:
-    """``t`` and ``s`` with ``sum sigmoid(x - t + s)`` within 1/4 of ``k``, which is near enough to the mode.
+def _shift(x: Tensor, k: Tensor, free: Tensor | None, largest: int) -> tuple[Tensor, Tensor]:
+    """``t`` and ``s`` such that ``sum sigmoid(x - t + s)`` is so near to ``k`` that k is about the mode.
 
     ``t`` is the k-th largest, near which differences are exact however large the logits; ``s`` is then of the order of log n.
     """
-    n, size = x.shape[-1], free.sum(-1, keepdim=True)
-    x = torch.where(free, x, -torch.inf)
+    n = x.shape[-1]
+    size = n if free is None else free.sum(-1, keepdim=True)
+    x = x if free is None else torch.where(free, x, -torch.inf)
     top = x.topk(min(n, max(1, largest))).values
     t = top.gather(-1, (k - 1).clamp(0, top.shape[-1] - 1))
     t = torch.where(t.isfinite(), t, 0.0)
-    shift = _near_shift((x - t).float(), k.float(), n).to(x.dtype)
+    shift = _near_shift((x - t).float(), k.float(), n)
     # Where none or all of the free coins are heads it would be infinite; far away is as good.
-    return t, -torch.where(k <= 0, 40.0, torch.where(k >= size, -40.0, shift))
+    shift = torch.where(k <= 0, 40.0, torch.where(k >= size, -40.0, shift))
+    return t.to(wide_dtype(x)), -shift.to(wide_dtype(x))
 
 
 def _near_shift(x: Tensor, k: Tensor, n: int) -> Tensor:
-    """Newton inside a bracket that holds when the k-th largest is 0."""
+    """Newton inside a bracket that holds when the k-th largest is 0, until k is within half a standard deviation or 1/4."""
     low, high = -(4 * k.clamp(min=1)).log() - 1, torch.full_like(k, math.log(n) + 1)
     shift = torch.zeros_like(k)
     for _ in range(40):
         p = torch.sigmoid(x - shift)
-        excess = p.sum(-1, keepdim=True) - k
-        far = excess.abs() > 0.25
+        total = p.sum(-1, keepdim=True)
+        excess, variance = total - k, total - p.square_().sum(-1, keepdim=True)
+        far = 4 * excess.square() > variance.clamp(min=0.25)
         if readable(far) and not bool(far.any()):
             break
         low, high = torch.where(excess > 0, shift, low), torch.where(excess > 0, high, shift)
-        newton = shift + excess / (p * (1 - p)).sum(-1, keepdim=True)
+        newton = shift + (total / k).log() * total / variance  # on the logarithm of the sum, which is nearly straight for k << n
         newton = torch.where((newton > low) & (newton < high), newton, (low + high) / 2)
         shift = torch.where(far, newton, shift)
     return shift
 
 
-def levels_of(leaves: Tensor, size: int, multiply: Callable[..., Tensor] = product) -> list[Tensor]:
-    """The tree from the leaves up: level ``l`` holds ``(min(2**l, size) + 1, nodes, R)``, the root one node."""
+def levels_of(leaves: Tensor, size: int, nodes: int = 1, multiply: Callable[..., Tensor] = product) -> list[Tensor]:
+    """The tree from the leaves up to a level of ``nodes``: level ``l`` holds ``(min(2**l, size) + 1, its nodes, R)``."""
     levels = [leaves]
-    while levels[-1].shape[1] > 1:
+    while levels[-1].shape[1] > nodes:
         a, b = _halves(levels[-1])
         levels.append(multiply(a, b, 0, min(2 * (a.shape[0] - 1), size) + 1))
     return levels
@@ -112,6 +120,8 @@ def _fewer(tails_heads: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Rows that want more than half heads count tails instead."""
     n = tails_heads.shape[1]
     many = 2 * k > n
+    if not bool(many.any()):
+        return tails_heads, k, many
     return torch.where(many, tails_heads.flip(0), tails_heads), torch.where(many, n - k, k), many
 
 
@@ -216,38 +226,54 @@ def draw_subsets(logits: Tensor, k: Tensor, num_samples: int, generator: Generat
     """
     coins = tilt(logits, k)
     leaves, few, many = _fewer(coins.tails_heads, coins.k)
-    size = _largest(few)
-    levels = levels_of(leaves, size, raw_product)
+    size, (_, n, rows) = _largest(few), leaves.shape
+    levels = levels_of(leaves, size, 2, raw_product) if n > 1 else []
     heads = few.expand(1, num_samples, -1)  # (nodes, S, R)
-    for children in reversed(levels[:-1]):
-        heads = _split(children, heads, size, generator)
-    heads = torch.where(many, 1 - heads, heads)
-    return heads.permute(1, 2, 0).reshape(num_samples, *logits.shape).to(logits.dtype)
+    while levels and heads.shape[0] <= size:
+        heads = _split(levels.pop(), heads, generator)
+    node, sample, row = heads.nonzero(as_tuple=True)  # from here on most nodes have nothing left to divide
+    column, sample = _walk(levels, node * rows + row, sample, heads[node, sample, row], generator)
+    out = torch.zeros(num_samples * rows * n, dtype=logits.dtype, device=logits.device)
+    out[(sample * rows + column % rows) * n + column // rows] = 1.0
+    out = out.view(num_samples, rows, n)
+    if bool(many.any()):
+        out = torch.where(many.unsqueeze(-1), 1 - out, out)
+    return out.reshape(num_samples, *logits.shape)
 
 
-def _split(children: Tensor, heads: Tensor, size: int, generator: Generator | None) -> Tensor:
+def _split(children: Tensor, heads: Tensor, generator: Generator | None) -> Tensor:
     """Divide each node's heads, ``(nodes, S, R)``, between its halves."""
     left, right = _halves(children)
-    if heads.shape[0] > 2 * size:  # most nodes have nothing to divide
-        node, sample, row = heads.nonzero(as_tuple=True)
-        first = torch.zeros_like(heads)
-        first[node, sample, row] = _share(left[:, node, row], right[:, node, row], heads[node, sample, row], generator)
-    else:
-        shape = (-1, -1, heads.shape[1], -1)
-        first = _share(left.unsqueeze(2).expand(shape), right.unsqueeze(2).expand(shape), heads, generator)
+    shape = (-1, -1, heads.shape[1], -1)
+    first = _share(left.unsqueeze(2).expand(shape), right.unsqueeze(2).expand(shape), heads, generator)
     return torch.cat((first, heads - first))[: children.shape[1]]
+
+
+def _walk(levels: list[Tensor], column: Tensor, sample: Tensor, heads: Tensor, generator: Generator | None) -> tuple[Tensor, Tensor]:
+    """The same for a list of nodes with heads, each a column ``node * R + row`` of its level and a sample; at the end, leaves."""
+    while levels:
+        left, right = (half.flatten(1) for half in _halves(levels.pop()))
+        place = column.expand(left.shape[0], -1)
+        first = _share(left.gather(1, place), right.gather(1, place), heads, generator)
+        heads = torch.cat((first, heads - first))
+        some = heads.nonzero().squeeze(-1)
+        column = torch.cat((column, column + left.shape[1])).index_select(0, some)
+        sample, heads = torch.cat((sample, sample)).index_select(0, some), heads.index_select(0, some)
+    return column, sample
 
 
 def _share(left: Tensor, right: Tensor, heads: Tensor, generator: Generator | None) -> Tensor:
     """How many go to the left: j with probability in proportion to ``left_j right_{heads - j}``."""
-    top = left.shape[0] - 1
+    top = min(left.shape[0] - 1, _largest(heads))
+    left, right = left[: top + 1], right[: top + 1]
     others = heads - torch.arange(top + 1, device=heads.device).view(-1, *[1] * heads.ndim)  # (top + 1, ...)
-    weight = right.gather(0, others.clamp(0, top)) * left
-    cumulative = weight.mul_((others >= 0) & (others <= top)).cumsum(0)
+    inside = others.clamp(0, top)
+    weight = right.gather(0, inside).mul_(left).mul_(inside == others)
+    cumulative = weight.cumsum(0)
     u = torch.rand(heads.shape, dtype=weight.dtype, device=heads.device, generator=generator)
     # Below the total even after rounding, so that the chosen j has a positive weight.
     threshold = cumulative[-1] * u.clamp_(max=1 - 4 * torch.finfo(u.dtype).eps)
-    return (cumulative <= threshold).sum(0).clamp(max=top)
+    return (cumulative <= threshold).to(weight.dtype).sum(0).long().clamp_(max=top)  # summing booleans is slow
 
 
 def log_partition_recursion(logits: Tensor, k: int) -> Tensor:

@@ -34,12 +34,16 @@ def raw_product(a: Tensor, b: Tensor, start: int, length: int) -> Tensor:
     """:func:`product` without a derivative."""
     if a.shape[0] > b.shape[0]:
         a, b = b, a
-    out = torch.zeros((length, *b.shape[1:]), dtype=b.dtype, device=b.device)
-    for j in range(a.shape[0]):
+    out = torch.empty((length, *b.shape[1:]), dtype=b.dtype, device=b.device)
+    first = min(b.shape[0], length) if start == 0 else 0
+    out[first:].zero_()
+    for j, factor in enumerate(a.unbind(0)):
         # a_j b_i lands on coefficient i + j, that is on row i + j - start.
         low, high = max(0, start - j), min(b.shape[0], start + length - j)
-        if low < high:
-            out[low + j - start : high + j - start].addcmul_(a[j], b[low:high])
+        if j == 0 and first:
+            torch.mul(factor, b[:first], out=out[:first])
+        elif low < high:
+            out[low + j - start : high + j - start].addcmul_(factor, b[low:high])
     return out
 
 
