@@ -7,7 +7,12 @@ from typing import Any
 
 TOP = Path(__file__).parent.parent
 PAGES = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
-LINKS = {"docs/figures/": "figures/", "(CONTRIBUTING.md)": "(contributing.md)", "[CITATION.cff](CITATION.cff)": "`CITATION.cff`"}
+LINKS = {
+    "docs/figures/": "figures/",
+    "(docs/": "(",
+    "(CONTRIBUTING.md)": "(contributing.md)",
+    "[CITATION.cff](CITATION.cff)": "`CITATION.cff`",
+}
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
