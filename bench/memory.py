@@ -175,7 +175,8 @@ def tables(rows: list[dict[str, Any]]) -> list[Table]:
 
 def _table(rows: list[dict[str, Any]], shape: str) -> Table:
     keys = ("forward_peak_ratio", "backward_peak_ratio", "saved_ratio")
-    here = [row for row in rows if same(row, shape=shape)]
+    native = any(same(row, kernels="on") for row in rows)
+    here = [row for row in rows if same(row, shape=shape) and (row["kernels"] == "on" or row["what"] in NATIVE or not native)]
     lines = [[_name(row), *(f"{row[key]:.3f}" if key in row else "skipped" for key in keys)] for row in here]
     head = ["", "forward, beyond input and output", "forward + backward, beyond input and gradient", "kept for backward"]
     return Table(f"memory at {shape}, float32, k = n/16, as multiples of the input", head, lines)
