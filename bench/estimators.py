@@ -67,6 +67,7 @@ def cases() -> dict[str, Case]:
         "second_order": Case(e.second_order, k_subset),
         "score_function": Case(e.score_function, k_subset),
         "perturb_and_map": Case(e.perturb_and_map, k_subset),
+        "perturb_and_map, strength 10": Case(functools.partial(e.perturb_and_map, strength=10.0), k_subset),
         "relaxed_gumbel": Case(e.relaxed_gumbel, successive_scores),
         "relaxed_gumbel, hard": Case(functools.partial(e.relaxed_gumbel, hard=True), successive_scores),
     }

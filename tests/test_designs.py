@@ -183,8 +183,10 @@ def test_pivotal_in_random_order(monkeypatch):
     masks, weights = over_orders(enumerate_pivotal, PI, monkeypatch)
     first, joint = moments(masks, weights)
     torch.testing.assert_close(first, PI, rtol=0, atol=1e-10)
-    assert joint.min() > 0.045 and sen_yates_grundy(joint)
-    assert 2.56 < entropy(masks, weights) < 2.5730  # below the maximum entropy
+    # The tree's own figures; duels one after the other, as mostly published, have .0500 and 2.5713.
+    assert round(joint[~torch.eye(6, dtype=torch.bool)].min().item(), 4) == 0.0562
+    assert round(entropy(masks, weights), 4) == 2.5658
+    assert sen_yates_grundy(joint)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
