@@ -224,6 +224,19 @@ def draw_subsets(logits: Tensor, k: Tensor, num_samples: int, generator: Generat
         tensor([[1., 1., 0.],
                 [1., 1., 0.]])
     """
+    n, rows = logits.shape[-1], logits.shape[:-1].numel()
+    with torch.inference_mode():  # a tenth faster than no_grad; nothing of it leaves but the places
+        chosen, many = _places(logits, k, num_samples, generator)
+    out = torch.zeros(num_samples * rows * n, dtype=logits.dtype, device=logits.device)
+    out[chosen] = 1.0
+    out = out.view(num_samples, rows, n)
+    if bool(many.any()):
+        out = torch.where(many.unsqueeze(-1), 1 - out, out)
+    return out.reshape(num_samples, *logits.shape)
+
+
+def _places(logits: Tensor, k: Tensor, num_samples: int, generator: Generator | None) -> tuple[Tensor, Tensor]:
+    """Where heads fall in a flat ``(S, R, n)``, and for which rows heads stand for the items left out."""
     coins = tilt(logits, k)
     leaves, few, many = _fewer(coins.tails_heads, coins.k)
     size, (_, n, rows) = _largest(few), leaves.shape
@@ -233,12 +246,7 @@ def draw_subsets(logits: Tensor, k: Tensor, num_samples: int, generator: Generat
         heads = _split(levels.pop(), heads, generator)
     node, sample, row = heads.nonzero(as_tuple=True)  # from here on most nodes have nothing left to divide
     column, sample = _walk(levels, node * rows + row, sample, heads[node, sample, row], generator)
-    out = torch.zeros(num_samples * rows * n, dtype=logits.dtype, device=logits.device)
-    out[(sample * rows + column % rows) * n + column // rows] = 1.0
-    out = out.view(num_samples, rows, n)
-    if bool(many.any()):
-        out = torch.where(many.unsqueeze(-1), 1 - out, out)
-    return out.reshape(num_samples, *logits.shape)
+    return (sample * rows + column % rows) * n + column // rows, many
 
 
 def _split(children: Tensor, heads: Tensor, generator: Generator | None) -> Tensor:
