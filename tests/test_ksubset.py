@@ -11,7 +11,8 @@ from torch.distributions import OneHotCategorical, kl_divergence
 
 from khot.distributions import KSubset, k_hot
 from khot.primitives.calibrate import calibrate
-from khot.primitives.poisson_binomial import draw_subsets, log_partition, log_partition_recursion, marginals
+from khot.primitives.poisson_binomial import log_partition, log_partition_recursion, marginals
+from khot.primitives.subsets import draw_subsets
 from khot.soft import soft_topk
 
 F64 = torch.float64

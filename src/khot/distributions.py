@@ -12,7 +12,8 @@ from torch.distributions import Distribution, constraints, register_kl
 
 from khot.designs.conditional_poisson import subset_log_prob
 from khot.primitives.calibrate import calibrate
-from khot.primitives.poisson_binomial import draw_subsets, log_partition, marginals
+from khot.primitives.poisson_binomial import log_partition, marginals
+from khot.primitives.subsets import draw_subsets
 from khot.registry import check_k, check_scores, readable
 from khot.sample import check_probs
 from khot.soft import straight_through, topk_mask

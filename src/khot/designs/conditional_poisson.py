@@ -6,7 +6,8 @@ import torch
 from torch import Generator, Tensor
 
 from khot.primitives.calibrate import calibrate
-from khot.primitives.poisson_binomial import draw_subsets, log_partition
+from khot.primitives.poisson_binomial import log_partition
+from khot.primitives.subsets import draw_subsets
 from khot.registry import design
 
 

@@ -8,7 +8,8 @@ from torch import Generator, Tensor
 from khot.designs._common import uniform
 from khot.designs.conditional_poisson import subset_log_prob
 from khot.primitives.fixed_point import spread
-from khot.primitives.poisson_binomial import draw_subsets, log_partition, marginals
+from khot.primitives.poisson_binomial import log_partition, marginals
+from khot.primitives.subsets import draw_subsets
 from khot.registry import design
 
 

@@ -19,10 +19,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.nn.functional import pad, softplus
 
-from khot.primitives.polynomial import product, raw_product
+from khot.primitives.polynomial import product
 from khot.primitives.root import wide_dtype
 from khot.registry import readable
 
@@ -50,18 +50,19 @@ def tilt(logits: Tensor, k: Tensor) -> Coins:
     whole = readable(free) and bool(free.all())
     if not whole:
         rest = k - (x == torch.inf).sum(-1, keepdim=True)
-    t, s = _shift(x.detach(), rest, None if whole else free, _largest(k))
+    t, s = _shift(x.detach(), rest, None if whole else free, largest(k))
     wide = x.to(t.dtype)
     u = wide - t + s if whole else torch.where(free, wide - t + s, wide)
     u = u.T.contiguous()
     return Coins(torch.sigmoid(torch.stack((-u, u))), u, k.squeeze(-1), rest.squeeze(-1), (t - s).squeeze(-1))
 
 
-def _largest(k: Tensor) -> int:
+def largest(k: Tensor) -> int:
+    """The largest number in ``k``, 0 if there is none."""
     return int(k.max()) if k.numel() else 0
 
 
-def _shift(x: Tensor, k: Tensor, free: Tensor | None, largest: int) -> tuple[Tensor, Tensor]:
+def _shift(x: Tensor, k: Tensor, free: Tensor | None, most: int) -> tuple[Tensor, Tensor]:
     """``t`` and ``s`` such that ``sum sigmoid(x - t + s)`` is so near to ``k`` that k is about the mode.
 
     ``t`` is the k-th largest, near which differences are exact however large the logits; ``s`` is then of the order of log n.
@@ -69,7 +70,7 @@ def _shift(x: Tensor, k: Tensor, free: Tensor | None, largest: int) -> tuple[Ten
     n = x.shape[-1]
     size = n if free is None else free.sum(-1, keepdim=True)
     x = x if free is None else torch.where(free, x, -torch.inf)
-    top = x.topk(min(n, max(1, largest))).values
+    top = x.topk(min(n, max(1, most))).values
     t = top.gather(-1, (k - 1).clamp(0, top.shape[-1] - 1))
     t = torch.where(t.isfinite(), t, 0.0)
     shift = _near_shift((x - t).float(), k.float(), n)
@@ -100,12 +101,12 @@ def levels_of(leaves: Tensor, size: int, nodes: int = 1, multiply: Callable[...,
     """The tree from the leaves up to a level of ``nodes``: level ``l`` holds ``(min(2**l, size) + 1, its nodes, R)``."""
     levels = [leaves]
     while levels[-1].shape[1] > nodes:
-        a, b = _halves(levels[-1])
+        a, b = halves(levels[-1])
         levels.append(multiply(a, b, 0, min(2 * (a.shape[0] - 1), size) + 1))
     return levels
 
 
-def _halves(nodes: Tensor) -> tuple[Tensor, Tensor]:
+def halves(nodes: Tensor) -> tuple[Tensor, Tensor]:
     """Any pairing of the nodes will do; an odd one meets the polynomial 1."""
     half = (nodes.shape[1] + 1) // 2
     left, right = nodes.split(half, 1)
@@ -116,7 +117,7 @@ def _halves(nodes: Tensor) -> tuple[Tensor, Tensor]:
     return left, right
 
 
-def _fewer(tails_heads: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def fewer(tails_heads: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Rows that want more than half heads count tails instead."""
     n = tails_heads.shape[1]
     many = 2 * k > n
@@ -127,10 +128,10 @@ def _fewer(tails_heads: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def log_heads(tails_heads: Tensor, k: Tensor) -> Tensor:
     """``log Pr[k heads]`` of each row, ``(2, n, R), (R,) -> (R,)``; a function of its first argument of any 2 n numbers >= 0."""
-    leaves, k, _ = _fewer(tails_heads, k)
-    largest = _largest(k)
-    root = levels_of(leaves, largest)[-1].squeeze(1)
-    root = pad(root, (0, 0, 0, max(0, largest + 1 - root.shape[0])))
+    leaves, k, _ = fewer(tails_heads, k)
+    most = largest(k)
+    root = levels_of(leaves, most)[-1].squeeze(1)
+    root = pad(root, (0, 0, 0, max(0, most + 1 - root.shape[0])))
     return root.gather(0, k.unsqueeze(0)).squeeze(0).log()
 
 
@@ -203,85 +204,6 @@ def _slopes(coins: Coins) -> tuple[Tensor, Tensor]:
         value = log_heads(leaves, coins.k)
         slopes = torch.autograd.grad(value.sum(), leaves, create_graph=further)[0]
     return slopes, value if further else value.detach()
-
-
-@torch.no_grad()
-def draw_subsets(logits: Tensor, k: Tensor, num_samples: int, generator: Generator | None = None) -> Tensor:
-    """Exact samples of k-subsets with weights ``exp`` of the sum of their logits.
-
-    From the root of the tree down, a node's heads are divided between its halves; log2(n) rounds for the whole batch.
-
-    Args:
-        logits: ``(..., n)``.
-        k: ``(..., 1)`` whole numbers.
-        num_samples: how many for each row.
-
-    Returns:
-        0/1 of shape ``(num_samples, ..., n)``, dtype of ``logits``.
-
-    Example:
-        >>> draw_subsets(torch.tensor([0.0, 1.0, -torch.inf]), torch.tensor([2]), 2)
-        tensor([[1., 1., 0.],
-                [1., 1., 0.]])
-    """
-    n, rows = logits.shape[-1], logits.shape[:-1].numel()
-    with torch.inference_mode():  # a tenth faster than no_grad; nothing of it leaves but the places
-        chosen, many = _places(logits, k, num_samples, generator)
-    out = torch.zeros(num_samples * rows * n, dtype=logits.dtype, device=logits.device)
-    out[chosen] = 1.0
-    out = out.view(num_samples, rows, n)
-    if bool(many.any()):
-        out = torch.where(many.unsqueeze(-1), 1 - out, out)
-    return out.reshape(num_samples, *logits.shape)
-
-
-def _places(logits: Tensor, k: Tensor, num_samples: int, generator: Generator | None) -> tuple[Tensor, Tensor]:
-    """Where heads fall in a flat ``(S, R, n)``, and for which rows heads stand for the items left out."""
-    coins = tilt(logits, k)
-    leaves, few, many = _fewer(coins.tails_heads, coins.k)
-    size, (_, n, rows) = _largest(few), leaves.shape
-    levels = levels_of(leaves, size, 2, raw_product) if n > 1 else []
-    heads = few.expand(1, num_samples, -1)  # (nodes, S, R)
-    while levels and heads.shape[0] <= size:
-        heads = _split(levels.pop(), heads, generator)
-    node, sample, row = heads.nonzero(as_tuple=True)  # from here on most nodes have nothing left to divide
-    column, sample = _walk(levels, node * rows + row, sample, heads[node, sample, row], generator)
-    return (sample * rows + column % rows) * n + column // rows, many
-
-
-def _split(children: Tensor, heads: Tensor, generator: Generator | None) -> Tensor:
-    """Divide each node's heads, ``(nodes, S, R)``, between its halves."""
-    left, right = _halves(children)
-    shape = (-1, -1, heads.shape[1], -1)
-    first = _share(left.unsqueeze(2).expand(shape), right.unsqueeze(2).expand(shape), heads, generator)
-    return torch.cat((first, heads - first))[: children.shape[1]]
-
-
-def _walk(levels: list[Tensor], column: Tensor, sample: Tensor, heads: Tensor, generator: Generator | None) -> tuple[Tensor, Tensor]:
-    """The same for a list of nodes with heads, each a column ``node * R + row`` of its level and a sample; at the end, leaves."""
-    while levels:
-        left, right = (half.flatten(1) for half in _halves(levels.pop()))
-        place = column.expand(left.shape[0], -1)
-        first = _share(left.gather(1, place), right.gather(1, place), heads, generator)
-        heads = torch.cat((first, heads - first))
-        some = heads.nonzero().squeeze(-1)
-        column = torch.cat((column, column + left.shape[1])).index_select(0, some)
-        sample, heads = torch.cat((sample, sample)).index_select(0, some), heads.index_select(0, some)
-    return column, sample
-
-
-def _share(left: Tensor, right: Tensor, heads: Tensor, generator: Generator | None) -> Tensor:
-    """How many go to the left: j with probability in proportion to ``left_j right_{heads - j}``."""
-    top = min(left.shape[0] - 1, _largest(heads))
-    left, right = left[: top + 1], right[: top + 1]
-    others = heads - torch.arange(top + 1, device=heads.device).view(-1, *[1] * heads.ndim)  # (top + 1, ...)
-    inside = others.clamp(0, top)
-    weight = right.gather(0, inside).mul_(left).mul_(inside == others)
-    cumulative = weight.cumsum(0)
-    u = torch.rand(heads.shape, dtype=weight.dtype, device=heads.device, generator=generator)
-    # Below the total even after rounding, so that the chosen j has a positive weight.
-    threshold = cumulative[-1] * u.clamp_(max=1 - 4 * torch.finfo(u.dtype).eps)
-    return (cumulative <= threshold).to(weight.dtype).sum(0).long().clamp_(max=top)  # summing booleans is slow
 
 
 def log_partition_recursion(logits: Tensor, k: int) -> Tensor:
