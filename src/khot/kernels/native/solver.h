@@ -248,7 +248,7 @@ template <class F, class C> class Solver {
     if (s.nan || !(k[r] == k[r]) || !(tau[r] > 0)) return close(r, kNan<double>, kNan<double>, kNan<double>);
     if (k[r] >= present) return close(r, 0, 1, 1);
     if (k[r] <= certain) return close(r, 0, 0, k[r] <= 0 ? 0 : k[r] / certain);
-    if (k[r] <= 0) return close(r, 0, 0, 0);
+    if (k[r] < std::numeric_limits<double>::min()) return close(r, 0, 0, 0);  // no weight is that small: exponentials end here
     set_quantiles(r, k[r] - certain, present - k[r]);
     if (!(inv_tau[r] < kInf<double>)) inv_tau[r] = std::numeric_limits<double>::max();
     double at = locate(r, k[r], s, hint_low[r], hint_high[r]);
