@@ -19,7 +19,7 @@ def tables(rows: list[dict[str, Any]]) -> list[Table]:
 
 
 def _plain(rows: list[dict[str, Any]], note: str) -> Table:
-    plain = [row for row in rows if same(row, count="n/16", dist="normal", dtype="float32", threads=1)]
+    plain = [row for row in rows if same(row, count="n/16", dist="normal", dtype="float32", threads=1) and row["kind"] in KINDS]
     names = dict.fromkeys((row["kind"], row["what"], row["kernels"]) for row in plain)
     native = any(kernels == "on" for _, _, kernels in names)
     shown = [name for name in names if name[0] == "method" or name[2] == "on" or not native]
