@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from khot.kernels import register
-from khot.registry import Number, readable
+from khot.registry import Number
 
 FAMILIES = {"sigmoid": 0, "euclidean": 1, "laplace": 2, "gaussian": 3}
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
@@ -51,7 +51,7 @@ def forward(x: Tensor, k: Number, tau: Number, family: str, *, shift: bool = Tru
         family: a key of :data:`FAMILIES`.
         shift: whether to return the thresholds.
     """
-    x = x.detach().contiguous()
+    x = _dense(x)
     y = torch.empty_like(x)
     n = x.shape[-1]
     t = x.new_empty((*x.shape[:-1], 1), dtype=torch.float64) if shift else None
@@ -71,13 +71,13 @@ def backward(
 
     The slope is computed from ``y``: for the gaussian by way of the inverse of its distribution function.
     """
-    y, grad = y.detach().contiguous(), grad.detach().to(y.dtype).contiguous()
+    y, grad = _dense(y), _dense(grad if grad.dtype == y.dtype else grad.to(y.dtype))
     gx = torch.empty_like(y)
     n = y.shape[-1]
     rows = (*y.shape[:-1], 1)
     gk = y.new_empty(rows, dtype=torch.float64) if grad_k else None
     gtau = y.new_empty(rows, dtype=torch.float64) if x is not None else None
-    x = x.detach().contiguous() if x is not None else None
+    x = None if x is None else _dense(x)
     tau_rows, tau = _per_row(tau, y)
     LIBRARY.khot_threshold_backward(
         FAMILIES[family], DTYPES[y.dtype], y.data_ptr(), grad.data_ptr(), _pointer(x), _pointer(shift), gx.data_ptr(), _pointer(gk),
@@ -93,6 +93,10 @@ class Native(NamedTuple):
     backward: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]]
 
 
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_contiguous() else tensor.detach().contiguous()
+
+
 def _per_row(value: Number, x: Tensor) -> tuple[Tensor | None, float]:
     """A column as contiguous float64, one for each row; or a plain number."""
     if not isinstance(value, Tensor):
@@ -104,17 +108,26 @@ def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
+_KINDS = (Tensor, torch.nn.Parameter)
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
+_num_modes = torch._C._len_torch_dispatch_stack  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def _takes(family: str, x: Tensor, k: Number, tau: Number) -> bool:
     """Whether the tensors lie in ordinary memory, with nobody watching the calls that are made on them."""
     return (
-        family in FAMILIES
+        not torch.compiler.is_compiling()
+        and family in FAMILIES
         and x.dtype in DTYPES
-        and readable(x)
-        and x.layout is torch.strided
-        and (not isinstance(k, Tensor) or readable(k))
-        and (not isinstance(tau, Tensor) or readable(tau))
-        and not torch._C._len_torch_dispatch_stack()  # pyright: ignore[reportAttributeAccessIssue]
+        and _plain(x)
+        and (type(k) is float or isinstance(k, Tensor) and _plain(k))
+        and (type(tau) is float or isinstance(tau, Tensor) and _plain(tau))
+        and not _num_modes()
     )
+
+
+def _plain(x: Tensor) -> bool:
+    return type(x) in _KINDS and x.is_cpu and x.layout is torch.strided and not _is_wrapped(x)
 
 
 if LIBRARY:

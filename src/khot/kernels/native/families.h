@@ -18,7 +18,7 @@ namespace {
 
 enum Family { kSigmoid = 0, kEuclidean = 1, kLaplace = 2, kGaussian = 3 };
 
-template <class C> struct Shift {
+template <class C> struct Shift {  // of one row; or of one row in each lane, with C a vector
   C high, scale, low, low_rest, factor;
 };
 
@@ -36,7 +36,6 @@ struct Sums {
   }
   // Carries the central moments of the part over to the whole.
   void complete() {
-    if (!(part[0] > 0)) return;
     double a1 = part[1] / part[0], a2 = v[2] / part[0], a3 = v[3] / part[0], m1 = v[1] / v[0];
     double c2 = a2 - a1 * a1, c3 = a3 - 3 * a1 * a2 + 2 * a1 * a1 * a1;
     v[2] = v[0] * (m1 * m1 + c2), v[3] = v[0] * (m1 * m1 * m1 + 3 * m1 * c2 + c3);
@@ -65,14 +64,14 @@ struct Sigmoid {
   static constexpr int kMoments = 4, kOrder = 5;
   static constexpr double kReach = 2.5;  // a step below kReach eps^(1/kOrder) is as good as exact
   static constexpr double kCentre = 0;  // F(kCentre) = 1/2
-  template <class P, class C = typename P::T> static KHOT_INLINE P encode(P x, const Shift<C>& s) {
+  template <class P, class Z> static KHOT_INLINE P encode(P x, const Shift<Z>& s) {
     return exp2((x - s.high) * s.scale);
   }
-  template <class P, class C = typename P::T> static KHOT_INLINE P value(P code, const Shift<C>& s) {
+  template <class P, class Z, class C = typename P::T> static KHOT_INLINE P value(P code, const Shift<Z>& s) {
     return C(1) / fma(code, P(s.factor), P(1));
   }
-  template <bool kComplement, class P, class C = typename P::T>
-  static KHOT_INLINE Measured<P> measure(P code, const Shift<C>& s) {
+  template <bool kComplement, class P, class Z, class C = typename P::T>
+  static KHOT_INLINE Measured<P> measure(P code, const Shift<Z>& s) {
     if constexpr (kComplement) {
       P e = atmost(std::numeric_limits<C>::max() / 4, code * s.factor);
       P y = C(1) / (e + C(1)), other = e * y;
@@ -86,7 +85,7 @@ struct Sigmoid {
   static double quantile(double p, double complement) { return std::log(p / complement); }
   // Two estimates from above: the logistic seen as a normal, and in the tail exp(u) summed over normal scores.
   template <class P> static P start(P q, P, P variance) {
-    P size = absolute(q), guess = smaller(size * square_root(1.0 + 0.39269908 * variance), size + 0.5 * variance);
+    P size = absolute(q), guess = smallest(size * square_root(1.0 + 0.39269908 * variance), size + 0.5 * variance);
     return select(q < 0.0, -guess, guess);
   }
   // With w = tanh(d/2) and q = 1 - 2y, sum F moves by 2w sum v / (1 - wq). The four moments of v over q give a two
@@ -110,19 +109,19 @@ struct Laplace {
   static constexpr int kMoments = 2, kOrder = 3;
   static constexpr double kReach = 1;
   static constexpr double kCentre = 0;
-  template <class P, class C = typename P::T> static KHOT_INLINE P encode(P x, const Shift<C>& s) { return Sigmoid::encode(x, s); }
-  template <class P, class C = typename P::T> static KHOT_INLINE P value(P code, const Shift<C>& s) {
+  template <class P, class Z> static KHOT_INLINE P encode(P x, const Shift<Z>& s) { return Sigmoid::encode(x, s); }
+  template <class P, class Z, class C = typename P::T> static KHOT_INLINE P value(P code, const Shift<Z>& s) {
     P e = code * s.factor;
     return select(e < C(1), C(1) - C(0.5) * e, C(0.5) / e);
   }
-  template <bool kComplement, class P, class C = typename P::T>
-  static KHOT_INLINE Measured<P> measure(P code, const Shift<C>& s) {
+  template <bool kComplement, class P, class Z, class C = typename P::T>
+  static KHOT_INLINE Measured<P> measure(P code, const Shift<Z>& s) {
     P e = code * s.factor;
     auto above = e < C(1);
     P tail = C(0.5) * select(above, e, C(1) / e), other = C(1) - tail;
     return {kComplement ? select(above, tail, other) : select(above, other, tail), tail, select(above, P(-1), P(1))};
   }
-  template <class P> static KHOT_INLINE P slope(P y) { return smaller(y, typename P::T(1) - y); }
+  template <class P> static KHOT_INLINE P slope(P y) { return smallest(y, typename P::T(1) - y); }
   static double quantile(double p, double complement) {
     return p < complement ? std::log(2 * p) : -std::log(2 * complement);
   }
@@ -147,25 +146,25 @@ struct Gaussian {
   static constexpr double kCentre = 0;
   template <class P> struct Parts { P u, rest, slope, tail; };
   // u to more than its own precision: what rounding leaves of it enters to first order.
-  template <class P, class C = typename P::T> static KHOT_INLINE Parts<P> parts(P x, const Shift<C>& s) {
+  template <class P, class Z, class C = typename P::T> static KHOT_INLINE Parts<P> parts(P x, const Shift<Z>& s) {
     P p = (x - s.high) * s.scale, sum = p + s.low, back = sum - p;
     P rest = select(absolute(sum) < C(40), (p - (sum - back)) + (s.low - back) + s.low_rest, P(0));
     P u = atleast(C(-40), atmost(C(40), sum)), gauss = exp_half_square(u);
     return {u, rest, gauss * C(0.39894228040143268), normal_tail(absolute(u), gauss)};
   }
-  template <class P, class C = typename P::T> static KHOT_INLINE P encode(P x, const Shift<C>&) { return x; }
-  template <class P, class C = typename P::T> static KHOT_INLINE P value(P x, const Shift<C>& s) {
+  template <class P, class Z> static KHOT_INLINE P encode(P x, const Shift<Z>&) { return x; }
+  template <class P, class Z, class C = typename P::T> static KHOT_INLINE P value(P x, const Shift<Z>& s) {
     Parts<P> a = parts(x, s);
     return fma(a.slope, a.rest, select(a.u < C(0), a.tail, C(1) - a.tail));
   }
-  template <bool kComplement, class P, class C = typename P::T>
-  static KHOT_INLINE Measured<P> measure(P x, const Shift<C>& s) {
+  template <bool kComplement, class P, class Z, class C = typename P::T>
+  static KHOT_INLINE Measured<P> measure(P x, const Shift<Z>& s) {
     Parts<P> a = parts(x, s);
     P y = select(kComplement ? a.u > C(0) : a.u < C(0), a.tail, C(1) - a.tail);
     return {fma(a.slope, kComplement ? -a.rest : a.rest, y), a.slope, -a.u};
   }
   template <class P, class C = typename P::T> static KHOT_INLINE P slope(P y) {
-    return select(y == y, normal_profile(smaller(y, C(1) - y)), y);
+    return select(y == y, normal_profile(smallest(y, C(1) - y)), y);
   }
   static double quantile(double p, double complement) { return rough_normal_quantile(p, complement); }
   template <class P> static P start(P q, P, P variance) { return q * square_root(1.0 + variance); }
@@ -184,12 +183,12 @@ struct Euclidean {
   static constexpr int kMoments = 1, kOrder = 2;
   static constexpr double kReach = 0.5;
   static constexpr double kCentre = 0.5;
-  template <class P, class C = typename P::T> static KHOT_INLINE P encode(P x, const Shift<C>&) { return x; }
-  template <class P, class C = typename P::T> static KHOT_INLINE P value(P x, const Shift<C>& s) {
+  template <class P, class Z> static KHOT_INLINE P encode(P x, const Shift<Z>&) { return x; }
+  template <class P, class Z, class C = typename P::T> static KHOT_INLINE P value(P x, const Shift<Z>& s) {
     return atleast(C(0), atmost(C(1), fma(x - s.high, P(s.scale), P(s.low))));
   }
-  template <bool kComplement, class P, class C = typename P::T>
-  static KHOT_INLINE Measured<P> measure(P x, const Shift<C>& s) {
+  template <bool kComplement, class P, class Z, class C = typename P::T>
+  static KHOT_INLINE Measured<P> measure(P x, const Shift<Z>& s) {
     P y = value(x, s);
     return {kComplement ? C(1) - y : y, slope(y), P(0)};
   }

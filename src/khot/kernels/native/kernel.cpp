@@ -2,7 +2,7 @@
 #include "kernel.h"
 
 #include "backward.h"
-#include "solver.h"
+#include "short.h"
 
 namespace {
 
@@ -15,20 +15,51 @@ inline int team_for(int threads, int64_t rows, int64_t n) {
 
 template <class C> Row<C> row_of(const void* data, Stored type, int64_t at) { return Row<C>{const_cast<void*>(data), type}.from(at); }
 
-template <class F, class C> void forward_rows(const KhotForward& a, Stored type, int64_t from, int64_t to, int threads, Memo& memo) {
+// Rows from..to, at most kLanes of them; `which` has a bit for each.
+template <class F, class C> void solve_rows(const KhotForward& a, Stored type, int64_t from, int64_t to, unsigned which, int threads, Memo& memo) {
   Solver<F, C> solver(a.n, threads, memo);
   for (int64_t r = from; r < to; r++) {
+    if (!(which >> (r - from) & 1)) continue;
     solver.add_row(row_of<C>(a.x, type, r * a.n), row_of<C>(a.y, type, r * a.n), a.k[r * a.k_stride], a.tau[r * a.tau_stride]);
   }
   solver.solve();
-  if (a.shift)
-    for (int64_t r = from; r < to; r++) a.shift[r] = solver.threshold(int(r - from));
+  int at = 0;
+  for (int64_t r = from; a.shift && r < to; r++)
+    if (which >> (r - from) & 1) a.shift[r] = solver.threshold(at++);
+}
+
+template <class F> void short_rows(const KhotForward& a, Stored type, int64_t from, int64_t to, Memo& memo) {
+  constexpr int most_rows = ShortRows<F>::kRows;
+  ShortRows<F> solver(a.n);
+  for (int64_t first = from; first < to; first += most_rows) {
+    int rows = int(least<int64_t>(most_rows, to - first));
+    Row<float> x[most_rows], y[most_rows];
+    double k[most_rows], tau[most_rows];
+    for (int r = 0; r < rows; r++) {
+      x[r] = row_of<float>(a.x, type, (first + r) * a.n), y[r] = row_of<float>(a.y, type, (first + r) * a.n);
+      k[r] = a.k[(first + r) * a.k_stride], tau[r] = a.tau[(first + r) * a.tau_stride];
+    }
+    unsigned done = solver.solve(x, y, k, tau, rows, memo);
+    if (a.shift)
+      for (int r = 0; r < rows; r++) a.shift[first + r] = solver.threshold(r);
+    for (int part = 0; part < rows; part += kLanes) {
+      unsigned left = ~(done >> part) & ((1u << least(kLanes, rows - part)) - 1);
+      if (left) solve_rows<F, float>(a, type, first + part, first + least(rows, part + kLanes), left, 1, memo);
+    }
+  }
+}
+
+template <class F, class C> void forward_rows(const KhotForward& a, Stored type, int64_t from, int64_t to, int threads, Memo& memo) {
+  if constexpr (sizeof(C) == 4) {
+    if (a.n <= kShortMost && to - from > 1) return short_rows<F>(a, type, from, to, memo);
+  }
+  solve_rows<F, C>(a, type, from, to, ~0u, threads, memo);
 }
 
 template <class F, class C> int forward(const KhotForward& a, Stored type) {
   struct Context { const KhotForward* a; Stored type; int64_t lanes, groups, chunks; };
   int threads = team_for(a.threads, a.rows, a.n);
-  int64_t lanes = a.n > kSampledFrom ? 1 : kLanes, groups = (a.rows + lanes - 1) / lanes;
+  int64_t lanes = a.n > kSampledFrom ? 1 : a.n <= kShortMost ? most(kLanes, kWidth<float>) : kLanes, groups = (a.rows + lanes - 1) / lanes;
   if (lanes == 1 && groups < threads) {  // few long rows: the threads share each of them
     Memo memo;
     for (int64_t r = 0; r < a.rows; r++) forward_rows<F, C>(a, type, r, r + 1, threads, memo);

@@ -39,11 +39,16 @@ template <class T_, int U_> struct Pack {  // U_ is 1, 2 or 4
   KHOT_INLINE friend Pack operator op(T_ a, Pack b) { KHOT_EACH(U_, b.v[j] = a op b.v[j]); return b; }
   KHOT_BINARY(+) KHOT_BINARY(-) KHOT_BINARY(*) KHOT_BINARY(/)
 #undef KHOT_BINARY
+  // With one vector for all: a number for each lane.
+  KHOT_INLINE friend Pack operator+(Pack a, Vec<T_> b) { KHOT_EACH(U_, a.v[j] += b); return a; }
+  KHOT_INLINE friend Pack operator-(Pack a, Vec<T_> b) { KHOT_EACH(U_, a.v[j] -= b); return a; }
+  KHOT_INLINE friend Pack operator-(Vec<T_> a, Pack b) { KHOT_EACH(U_, b.v[j] = a - b.v[j]); return b; }
+  KHOT_INLINE friend Pack operator*(Pack a, Vec<T_> b) { KHOT_EACH(U_, a.v[j] *= b); return a; }
   KHOT_INLINE friend Pack operator-(Pack a) { KHOT_EACH(U_, a.v[j] = -a.v[j]); return a; }
 #define KHOT_COMPARE(op)                                                                                              \
   KHOT_INLINE friend Mask<T_, U_> operator op(Pack a, Pack b) { Mask<T_, U_> m; KHOT_EACH(U_, m.v[j] = a.v[j] op b.v[j]); return m; } \
   KHOT_INLINE friend Mask<T_, U_> operator op(Pack a, T_ b) { Mask<T_, U_> m; KHOT_EACH(U_, m.v[j] = a.v[j] op b); return m; }
-  KHOT_COMPARE(<) KHOT_COMPARE(>) KHOT_COMPARE(>=) KHOT_COMPARE(==) KHOT_COMPARE(!=)
+  KHOT_COMPARE(<) KHOT_COMPARE(<=) KHOT_COMPARE(>) KHOT_COMPARE(>=) KHOT_COMPARE(==) KHOT_COMPARE(!=)
 #undef KHOT_COMPARE
 };
 
@@ -54,7 +59,8 @@ template <class T, int U> KHOT_INLINE Pack<T, U> select(Mask<T, U> m, Pack<T, U>
 template <class P> KHOT_INLINE P fma(P a, P b, P c) { KHOT_EACH(P::U, a.v[j] = fma(a.v[j], b.v[j], c.v[j])); return a; }
 template <class P> KHOT_INLINE P atmost(typename P::T bound, P x) { KHOT_EACH(P::U, x.v[j] = vmin(splat(bound), x.v[j])); return x; }
 template <class P> KHOT_INLINE P atleast(typename P::T bound, P x) { KHOT_EACH(P::U, x.v[j] = vmax(splat(bound), x.v[j])); return x; }
-template <class P> KHOT_INLINE P smaller(P a, P b) { KHOT_EACH(P::U, b.v[j] = vmin(a.v[j], b.v[j])); return b; }
+template <class P> KHOT_INLINE P smallest(P a, P b) { KHOT_EACH(P::U, b.v[j] = vmin(a.v[j], b.v[j])); return b; }
+template <class P> KHOT_INLINE P largest(P a, P b) { KHOT_EACH(P::U, b.v[j] = vmax(a.v[j], b.v[j])); return b; }
 template <class P> KHOT_INLINE P absolute(P a) { KHOT_EACH(P::U, a.v[j] = vabs(a.v[j])); return a; }
 template <class P> KHOT_INLINE P square_root(P a) { KHOT_EACH(P::U, a.v[j] = vsqrt(a.v[j])); return a; }
 

@@ -8,10 +8,9 @@ namespace {
 constexpr int64_t kFlush = 32;  // groups whose float sums are added before they go into a double
 
 // One evaluation: sum F and the moments of its slope. With kFromCache the codes of an earlier one are used; else they
-// are computed, and kept if there is a cache. In a long row (kLong) the third and fourth moment are taken from one
-// vector in four (they only refine a step that is small already), and infinite scores are looked for; in a short one
-// the first look at the row has done that.
-template <class F, class C, bool kComplement, bool kFromCache, bool kLong> struct Measure {
+// are computed, and kept if there is a cache. In a very long row (kThin) the third and fourth moment are taken from one
+// vector in four: they only refine a step that is small already.
+template <class F, class C, bool kComplement, bool kFromCache, bool kThin> struct Measure {
   using P = Wide<C>;
   const Shift<C> shift;
   VecD total{};
@@ -20,7 +19,7 @@ template <class F, class C, bool kComplement, bool kFromCache, bool kLong> struc
   KHOT_INLINE void group(const C* from, C* cache) {
     P code = load_pack<P>(from);
     if constexpr (!kFromCache) {
-      if constexpr (kLong) KHOT_EACH(P::U, probe = fma(code.v[j], Vec<C>{}, probe));
+      KHOT_EACH(P::U, probe = fma(code.v[j], Vec<C>{}, probe));
       code = F::encode(code, shift);
       if constexpr (F::kCached) {
         if (cache) store_pack(cache, code);
@@ -32,11 +31,11 @@ template <class F, class C, bool kComplement, bool kFromCache, bool kLong> struc
     if constexpr (F::kMoments == 4) {
       P r1 = m.slope * m.q;
       KHOT_EACH(P::U, v1 += r1.v[j]);
-      KHOT_EACH(kLong ? 1 : P::U, {
+      KHOT_EACH(kThin ? 1 : P::U, {
         Vec<C> q2 = m.q.v[j] * m.q.v[j];
         v2 = fma(m.slope.v[j], q2, v2);
         v3 = fma(r1.v[j], q2, v3);
-        if constexpr (kLong) part0 += m.slope.v[j], part1 += r1.v[j];
+        if constexpr (kThin) part0 += m.slope.v[j], part1 += r1.v[j];
       });
     }
     total += widen_add(fold(m.y));
@@ -46,11 +45,9 @@ template <class F, class C, bool kComplement, bool kFromCache, bool kLong> struc
     if constexpr (F::kMoments == 1) sums.v[0] += sum_lanes(v0);
     if constexpr (F::kMoments == 2) sums.v[0] += sum_lanes(v0), sums.v[1] += sum_lanes(v1);
     if constexpr (F::kMoments == 4) add_sums(v0, v1, v2, v3, sums.v);
-    v0 = v1 = v2 = v3 = Vec<C>{};
-    if constexpr (kLong) {
-      sums.probe += sum_lanes(probe), sums.part[0] += sum_lanes(part0), sums.part[1] += sum_lanes(part1);
-      probe = part0 = part1 = Vec<C>{};
-    }
+    if constexpr (!kFromCache) sums.probe += sum_lanes(probe);
+    if constexpr (kThin) sums.part[0] += sum_lanes(part0), sums.part[1] += sum_lanes(part1);
+    v0 = v1 = v2 = v3 = probe = part0 = part1 = Vec<C>{};
   }
 };
 
@@ -61,12 +58,12 @@ template <class C> C probe_of(const C* x, int64_t count) {
   return probe;
 }
 
-template <class F, class C, bool kComplement, bool kFromCache, bool kLong>
+template <class F, class C, bool kComplement, bool kFromCache, bool kThin>
 Sums measure(Row<C> x, C* cache, int64_t n, const Shift<C>& shift) {
   constexpr C absent = kFromCache ? kInf<C> : -kInf<C>;  // counts as an excluded score, or as its code
   const Row<C> source = kFromCache ? Row<C>{cache, sizeof(C) == 4 ? kFloat32 : kFloat64} : x;
   const Row<C> kept = {cache, sizeof(C) == 4 ? kFloat32 : kFloat64};
-  Measure<F, C, kComplement, kFromCache, kLong> pass{shift};
+  Measure<F, C, kComplement, kFromCache, kThin> pass{shift};
   Sums sums;
   C in[kGroup<C>], out[kGroup<C>];
   for (int64_t i = 0; i < n;) {
@@ -75,7 +72,7 @@ Sums measure(Row<C> x, C* cache, int64_t n, const Shift<C>& shift) {
       Vec<C> probe = pass.probe;
       const C* group = source.read(i, n, in, absent);
       pass.group(group, keep);
-      if (kLong && i + kGroup<C> > n) pass.probe = probe + probe_of(group, n - i);
+      if (i + kGroup<C> > n) pass.probe = probe + probe_of(group, n - i);
       if (keep) kept.written(i, n, out);
     }
     pass.flush(sums);

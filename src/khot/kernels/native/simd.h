@@ -106,20 +106,18 @@ KHOT_INLINE VecD vsqrt(VecD a) {
 }
 #endif
 
-// The two halves of a vector, as doubles, added. Sums of many floats are kept in double.
+// The two halves of a vector, as doubles. Sums of many floats are kept in double.
 #if defined(__AVX512F__)
-KHOT_INLINE VecD widen_add(VecF x) {
-  __m512 y = (__m512)x;
-  return (VecD)(_mm512_cvtps_pd(_mm512_castps512_ps256(y)) + _mm512_cvtps_pd(_mm512_extractf32x8_ps(y, 1)));
-}
+KHOT_INLINE VecD widen_low(VecF x) { return (VecD)_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)x)); }
+KHOT_INLINE VecD widen_high(VecF x) { return (VecD)_mm512_cvtps_pd(_mm512_extractf32x8_ps((__m512)x, 1)); }
 #elif defined(__AVX2__)
-KHOT_INLINE VecD widen_add(VecF x) {
-  __m256 y = (__m256)x;
-  return (VecD)(_mm256_cvtps_pd(_mm256_castps256_ps128(y)) + _mm256_cvtps_pd(_mm256_extractf128_ps(y, 1)));
-}
+KHOT_INLINE VecD widen_low(VecF x) { return (VecD)_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)x)); }
+KHOT_INLINE VecD widen_high(VecF x) { return (VecD)_mm256_cvtps_pd(_mm256_extractf128_ps((__m256)x, 1)); }
 #else
-KHOT_INLINE VecD widen_add(VecF x) { return VecD{double(x[0]) + double(x[2]), double(x[1]) + double(x[3])}; }
+KHOT_INLINE VecD widen_low(VecF x) { return VecD{x[0], x[1]}; }
+KHOT_INLINE VecD widen_high(VecF x) { return VecD{x[2], x[3]}; }
 #endif
+KHOT_INLINE VecD widen_add(VecF x) { return widen_low(x) + widen_high(x); }
 KHOT_INLINE VecD widen_add(VecD x) { return x; }
 
 KHOT_INLINE double sum_lanes(VecD x) {
@@ -150,6 +148,54 @@ KHOT_INLINE void add_sums(VecF a, VecF b, VecF c, VecF d, double* out) {
 KHOT_INLINE void add_sums(VecD a, VecD b, VecD c, VecD d, double* out) {
   out[0] += sum_lanes(a), out[1] += sum_lanes(b), out[2] += sum_lanes(c), out[3] += sum_lanes(d);
 }
+
+// a0 b0 a1 b1 ... from the first and from the second halves of two vectors.
+#if KHOT_VECTOR_BYTES == 64
+KHOT_INLINE VecF zip_low(VecF a, VecF b) { return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23); }
+KHOT_INLINE VecF zip_high(VecF a, VecF b) {
+  return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+}
+#elif KHOT_VECTOR_BYTES == 16
+KHOT_INLINE VecF zip_low(VecF a, VecF b) { return __builtin_shufflevector(a, b, 0, 4, 1, 5); }
+KHOT_INLINE VecF zip_high(VecF a, VecF b) { return __builtin_shufflevector(a, b, 2, 6, 3, 7); }
+#endif
+
+#if KHOT_VECTOR_BYTES == 32
+// Rows become columns. With AVX2 the shuffles that stay inside 128 bits come first: half as many instructions as below.
+KHOT_INLINE void transpose(VecF* r) {
+  VecF a[8], b[8];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i += 2) {
+    a[i] = __builtin_shufflevector(r[i], r[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+    a[i + 1] = __builtin_shufflevector(r[i], r[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i += 4) {
+    b[i] = __builtin_shufflevector(a[i], a[i + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+    b[i + 1] = __builtin_shufflevector(a[i], a[i + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+    b[i + 2] = __builtin_shufflevector(a[i + 1], a[i + 3], 0, 1, 8, 9, 4, 5, 12, 13);
+    b[i + 3] = __builtin_shufflevector(a[i + 1], a[i + 3], 2, 3, 10, 11, 6, 7, 14, 15);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < 4; i++) {
+    r[i] = __builtin_shufflevector(b[i], b[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+    r[i + 4] = __builtin_shufflevector(b[i], b[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+  }
+}
+#else
+// Rows become columns: each round of zips moves one bit of the row's number into the column's.
+KHOT_INLINE void transpose(VecF* r) {
+  constexpr int w = kWidth<float>;
+#pragma GCC unroll 4
+  for (int round = 1; round < w; round *= 2) {
+    VecF next[w];
+#pragma GCC unroll 16
+    for (int i = 0; i < w / 2; i++) next[2 * i] = zip_low(r[i], r[i + w / 2]), next[2 * i + 1] = zip_high(r[i], r[i + w / 2]);
+#pragma GCC unroll 16
+    for (int i = 0; i < w; i++) r[i] = next[i];
+  }
+}
+#endif
 
 // ---- memory ----
 KHOT_INLINE VecF load(const float* p) { VecF v; std::memcpy(&v, p, sizeof v); return v; }

@@ -14,7 +14,7 @@ namespace {
 constexpr int kLanes = 8;                 // rows solved side by side
 constexpr int64_t kSampledFrom = 4096;    // longer rows start from a sample
 constexpr int64_t kSampleMost = 16384;
-constexpr int64_t kLongFrom = 4097;       // see Measure
+constexpr int64_t kThinFrom = 65536;      // see Measure
 constexpr double kSharp = 60;             // variance / tau^2 from which a row is searched by counting
 constexpr int kBisectFrom = 24, kMaxRounds = 400;
 
@@ -39,7 +39,21 @@ inline void of_rank(int64_t r, double& x) {
 }
 
 // The quantiles of the last k and n - k asked for: most often every row has the same.
-struct Memo { double above = 0, below = 0, quantile = 0, normal = 0; };
+struct Memo {
+  double above = 0, below = 0, quantile = 0, normal = 0;
+  template <class F> void set(double above_, double below_) {
+    if (above_ == above && below_ == below) return;
+    above = above_, below = below_;
+    double total = above + below;
+    quantile = F::quantile(above / total, below / total), normal = rough_normal_quantile(above / total, below / total);
+  }
+};
+
+// A step of this size is as good as exact.
+template <class F, class C> double step_limit() {
+  static const double limit = F::kReach * std::pow(double(kEps<C>), 1.0 / F::kOrder);
+  return limit;
+}
 
 template <class F, class C> class Solver {
  public:
@@ -78,7 +92,8 @@ template <class F, class C> class Solver {
   alignas(64) double k[kLanes] = {}, tau[kLanes] = {}, rest[kLanes] = {}, inv_tau[kLanes] = {}, low[kLanes] = {}, low_rest[kLanes] = {};
   alignas(64) double bracket_low[kLanes], bracket_high[kLanes], quantile[kLanes] = {}, normal[kLanes] = {};
   alignas(64) double missing[kLanes] = {}, v0[kLanes] = {}, v1[kLanes] = {}, v2[kLanes] = {}, v3[kLanes] = {};
-  alignas(64) double step[kLanes], factor[kLanes], probe[kLanes] = {};
+  alignas(64) double step[kLanes], factor[kLanes];
+  double probe[kLanes] = {}, reach[kLanes];  // reach: a smaller step is as good as exact
 
   // ---- passes over a whole row ----
   template <class R, class Fn> R reduce(Fn fn) const { return reduce_blocks<R>(threads, n, fn); }
@@ -96,11 +111,13 @@ template <class F, class C> class Solver {
     const Shift<C> s = shift(r);
     const Row<C> row = x[r];
     C* const codes = cache(r);
-    if constexpr (F::kMoments == 4) {
-      if (n < kLongFrom) return measure<F, C, kComplement, kFromCache, false>(row, codes, n, s);
-    }
+    const bool thin = F::kMoments == 4 && n >= kThinFrom;
     return reduce<Sums>([=](int64_t begin, int64_t size) {
-      return measure<F, C, kComplement, kFromCache, true>(row.from(begin), codes ? codes + begin : nullptr, size, s);
+      C* const part = codes ? codes + begin : nullptr;
+      if constexpr (F::kMoments == 4) {
+        if (thin) return measure<F, C, kComplement, kFromCache, true>(row.from(begin), part, size, s);
+      }
+      return measure<F, C, kComplement, kFromCache, false>(row.from(begin), part, size, s);
     });
   }
   template <bool kComplement> Sums evaluate_row(int r) {
@@ -113,7 +130,10 @@ template <class F, class C> class Solver {
   void evaluate(int r) {
     bool fresh = !cached[r], complement = k[r] > 0.5 * double(n);
     Sums s = complement ? evaluate_row<true>(r) : evaluate_row<false>(r);
-    if (F::kMoments == 4 && n >= kLongFrom) s.complete();
+    if (s.part[0] > 0) s.complete();
+    reach[r] = step_limit<F, C>();
+    // The central moments of a part that holds about m slopes are off by a share of 1/sqrt(m), and enter with the cube of the step.
+    if (s.part[0] > 0) reach[r] = least(reach[r], 2 * std::cbrt(kEps<C> * std::sqrt(s.part[0])));
     missing[r] = complement ? s.y - (double(n) - k[r]) : k[r] - s.y;
     v0[r] = s.v[0], v1[r] = s.v[1], v2[r] = s.v[2], v3[r] = s.v[3];
     if (fresh) probe[r] = s.probe;
@@ -153,12 +173,7 @@ template <class F, class C> class Solver {
   }
 
   void set_quantiles(int r, double above, double below) {
-    if (!(above == memo.above && below == memo.below)) {
-      double total = above + below;
-      memo.above = above, memo.below = below;
-      memo.quantile = F::quantile(above / total, below / total);
-      memo.normal = rough_normal_quantile(above / total, below / total);
-    }
+    memo.template set<F>(above, below);
     quantile[r] = memo.quantile, normal[r] = memo.normal;
   }
 
@@ -353,19 +368,19 @@ template <class F, class C> class Solver {
 #ifdef DBG
 printf("adv r%d round %d D %g v0 %g v1 %g step %g low %g high %g br %g %g\n",r,round,missing[r],v0[r],v1[r],step[r],low[r],double(high[r]),bracket_low[r],bracket_high[r]);
 #endif
-    static const double small = F::kReach * std::pow(double(kEps<C>), 1.0 / F::kOrder);
     double d = step[r], size = std::fabs(d);
     if (!searched[r] && (!(probe[r] == 0) || !(size < 8) || round == 6)) {
       done[r] = !search(r);
       return;
     }
-    if (size <= (loose ? most(small, 0.02) : small)) {
+    if (size <= (loose ? most(reach[r], 0.02) : reach[r])) {
       move(r, d);
       if (!F::kCached) recentre(r);
       done[r] = true;
       return;
     }
-    if (!(size < kInf<double>) && std::fabs(missing[r]) <= 0.5 * kEps<C> * most(1.0, k[r])) {  // all saturated, and right
+    // All scores move the same way, so that none is off by more than the sum is.
+    if (std::fabs(missing[r]) <= kEps<C> * least(1.0, least(k[r], rest[r]))) {
       done[r] = true;
       return;
     }

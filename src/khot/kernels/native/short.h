@@ -1,0 +1,186 @@
+// Many short rows, one in each lane of a vector.
+//
+// With few scores to a row, what is done once per row weighs as much as what is done per score. Here a block of rows
+// is transposed, so that sums need no adding across lanes and the steps of all rows are taken at once. Rows that are not
+// ordinary (infinite scores, wide spreads, no quick convergence) are left to the careful solver.
+#pragma once
+#include "solver.h"
+
+namespace {
+
+constexpr int64_t kShortMost = 512;
+
+template <class F> class ShortRows {
+ public:
+  static constexpr int kRows = kWidth<float>;
+
+  explicit ShortRows(int64_t length) : n(length), columns((length + kUnroll - 1) / kUnroll * kUnroll) {}
+
+  // Solves kRows rows with these k and tau; returns which are done, one bit each.
+  unsigned solve(const Row<float>* x, const Row<float>* y, const double* k_, const double* tau_, int rows, Memo& memo) {
+    bool complement = k_[0] > 0.5 * double(n);
+    for (int r = 0; r < kRows; r++) {
+      int from = least(r, rows - 1);
+      k[r] = k_[from], tau[r] = tau_[from], rest[r] = double(n) - k[r], low[r] = 0;
+      inv_tau[r] = r && tau[r] == tau[r - 1] ? inv_tau[r - 1] : 1 / tau[r];
+      if (!(k[r] > 0 && rest[r] > 0 && tau[r] > 0 && inv_tau[r] < kInf<double>) || complement != (k[r] > 0.5 * double(n))) return 0;
+      memo.template set<F>(k[r], rest[r]);
+      quantile[r] = memo.quantile, normal[r] = memo.normal;
+    }
+    read(x, rows);
+    unsigned good = start();
+    if (__builtin_popcount(good) * 2 < kRows) return 0;
+    good &= complement ? iterate<true>() : iterate<false>();
+    return good & write(y, rows);
+  }
+
+  double threshold(int r) const { return double(high[r]) - (low[r] - F::kCentre) * tau[r]; }
+
+ private:
+  using P = Pack<float, kUnroll>;
+  using Lanes = Pack<double, 2>;
+  static_assert(Lanes::size == kRows, "a lane of doubles for each row");
+  const int64_t n, columns;  // columns: n and a few that count as excluded
+  VecF sum, square, probe;
+  alignas(64) float data[kShortMost * kRows];  // scores by columns; then their codes
+  alignas(64) double k[kRows], rest[kRows], tau[kRows], inv_tau[kRows], quantile[kRows], normal[kRows], low[kRows], missing[kRows];
+  alignas(64) float high[kRows] = {};
+  Lanes v[4];
+
+  static Lanes lanes(const double* a) { return load_pack<Lanes>(a); }
+  static Lanes widen(VecF a) {
+    Lanes d;
+    d.v[0] = widen_low(a), d.v[1] = widen_high(a);
+    return d;
+  }
+  static VecF narrow(Lanes a) {
+    VecF f;
+    for (int j = 0; j < kRows / 2; j++) f[j] = float(a.v[0][j]), f[j + kRows / 2] = float(a.v[1][j]);
+    return f;
+  }
+  template <class M> static unsigned bits_of(M mask) {
+    unsigned b = 0;
+    for (int j = 0; j < kRows / 2; j++) b |= unsigned(mask.v[0][j] & 1) << j | unsigned(mask.v[1][j] & 1) << (j + kRows / 2);
+    return b;
+  }
+
+  void read(const Row<float>* x, int rows) {
+    float buffer[kRows][kGroup<float>];
+    const float* from[kRows];
+    sum = square = probe = VecF{};
+    VecF reference{};
+    for (int64_t i = 0; i < n; i += kGroup<float>) {
+      for (int r = 0; r < kRows; r++) from[r] = r < rows ? x[r].read(i, n, buffer[r], 0.f) : from[r - 1];
+      for (int64_t at = i; at < least(n, i + kGroup<float>); at += kRows) {
+        VecF block[kRows];
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; r++) block[r] = load(from[r] + (at - i));
+        transpose(block);
+        if (at == 0) reference = block[0];
+#pragma GCC unroll 16
+        for (int c = 0; c < kRows; c++) store(data + (at + c) * kRows, block[c]);
+        if (at + kRows <= n) {
+#pragma GCC unroll 16
+          for (int c = 0; c < kRows; c++) look(block[c], reference);
+        } else {
+          for (int64_t c = at; c < n; c++) look(load(data + c * kRows), reference);
+        }
+      }
+    }
+    store(high, reference);
+    for (int64_t c = n; c < columns; c++) store(data + c * kRows, splat(-kInf<float>));
+  }
+  KHOT_INLINE void look(VecF x, VecF reference) {
+    VecF d = x - reference;
+    sum += d, square = fma(d, d, square), probe = fma(x, VecF{}, probe);
+  }
+
+  // As if the scores were normal, like the careful solver.
+  unsigned start() {
+    Lanes share = 1 / double(n), mean = widen(sum) * share, spread = widen(square) * share - mean * mean;
+    Lanes variance = atleast(0.0, spread) * lanes(inv_tau) * lanes(inv_tau);
+    Lanes at = widen(load(high)) + mean - lanes(tau) * F::start(lanes(quantile), lanes(normal), variance);
+    store(high, narrow(at));
+    return bits_of((widen(probe) == Lanes(0.0)) & (variance < kSharp));
+  }
+
+  Shift<VecF> shift() const {
+    Lanes a = lanes(low), factor = exp2(a * -1.4426950408889634), scale = lanes(inv_tau) * (F::kCached ? -1.4426950408889634 : 1.0);
+    VecF base = narrow(a);
+    return {load(high), narrow(scale), base, narrow(a - widen(base)), narrow(factor)};
+  }
+
+  template <bool kComplement, bool kFresh> void evaluate() {
+    const Shift<VecF> s = shift();
+    Lanes total = 0.0;
+    VecF v0{}, v1{}, v2{}, v3{};
+    for (int64_t c = 0; c < columns; c += kUnroll) {
+      P code = load_pack<P>(data + c * kRows);
+      if constexpr (kFresh && F::kCached) {
+        code = F::encode(code, s);
+        store_pack(data + c * kRows, code);
+      }
+      Measured<P> m = F::template measure<kComplement>(code, s);
+      KHOT_EACH(P::U, v0 += m.slope.v[j]);
+      if constexpr (F::kMoments == 2) KHOT_EACH(P::U, v1 = fma(m.slope.v[j], m.q.v[j], v1));
+      if constexpr (F::kMoments == 4) {
+        P r1 = m.slope * m.q, q2 = m.q * m.q;
+        KHOT_EACH(P::U, v1 += r1.v[j]);
+        KHOT_EACH(P::U, v2 = fma(m.slope.v[j], q2.v[j], v2));
+        KHOT_EACH(P::U, v3 = fma(r1.v[j], q2.v[j], v3));
+      }
+      total = total + widen(fold(m.y));
+    }
+    Lanes off = kComplement ? total - double(columns - n) - lanes(rest) : lanes(k) - total;
+    store_pack(missing, off);
+    v[0] = widen(v0), v[1] = widen(v1), v[2] = widen(v2), v[3] = widen(v3);
+  }
+
+  // The rows whose step is small before long.
+  template <bool kComplement> unsigned iterate() {
+    const double small = step_limit<F, float>(), tight = kEps<float>;
+    unsigned done = 0;
+    evaluate<kComplement, true>();
+    for (int round = 0;; round++) {
+      Lanes d = F::step(lanes(missing), lanes(k), lanes(rest), v[0], v[1], v[2], v[3]);
+      auto near = absolute(d) <= small;
+      auto settled = absolute(lanes(missing)) <= tight * smallest(Lanes(1.0), smallest(lanes(k), lanes(rest)));
+      done = bits_of(near | settled);
+      // A row that is settled stays; one that goes astray is left to the careful solver.
+      store_pack(low, lanes(low) + select((absolute(d) <= 8.0) & ~(settled & ~near), d, Lanes(0.0)));
+      if (done == (1u << kRows) - 1 || round == 3) return done;
+      evaluate<kComplement, false>();
+    }
+  }
+
+  unsigned write(const Row<float>* y, int rows) {
+    const Shift<VecF> s = shift();
+    float buffer[kRows][kGroup<float>];
+    float* to[kRows];
+    Lanes total = 0.0;
+    for (int64_t i = 0; i < n; i += kGroup<float>) {
+      for (int r = 0; r < rows; r++) to[r] = y[r].target(i, n, buffer[r]);
+      for (int64_t at = i; at < least(n, i + kGroup<float>); at += kRows) {
+        VecF block[kRows];
+#pragma GCC unroll 4
+        for (int c = 0; c < kRows; c += kUnroll) {
+          P v = at + c < columns ? F::value(load_pack<P>(data + (at + c) * kRows), s) : P(0.f);
+          KHOT_EACH(kUnroll, block[c + j] = v.v[j]);
+          total = total + widen(fold(v));
+        }
+        transpose(block);
+        if (rows == kRows) {
+#pragma GCC unroll 16
+          for (int r = 0; r < kRows; r++) store(to[r] + (at - i), block[r]);
+        } else {
+          for (int r = 0; r < rows; r++) store(to[r] + (at - i), block[r]);
+        }
+      }
+      for (int r = 0; r < rows; r++) y[r].written(i, n, buffer[r]);
+    }
+    Lanes off = absolute(lanes(k) - total);
+    return bits_of(off <= 2.5 * kEps<float> * largest(Lanes(1.0), lanes(k)));
+  }
+};
+
+}  // namespace
