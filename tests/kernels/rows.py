@@ -60,7 +60,8 @@ def _bisect(z: np.ndarray, k: float, cdf) -> float:
     small = k <= len(z) / 2
 
     def excess(shift: float) -> float:  # the smaller of the two sums is the more precise
-        return cdf(z + shift).sum() - k if small else (len(z) - k) - cdf(-z - shift).sum()
+        total = cdf(z + shift if small else -z - shift).sum(dtype=np.longdouble)
+        return float(total - k if small else (len(z) - k) - total)
 
     low, high = -1.0, 1.0
     while excess(low) > 0:

@@ -58,7 +58,7 @@ template <class F, class C> struct Backward {
         P u = fma(score - high, P(inv_tau), P(low)), gx = slope * inv_tau * (load_pack<P>(r.g.read(i, n, g, C(0))) - mean);
         sum += widen_add(fold(select((score - score == C(0)) & (slope != C(0)), gx * u, P(0))));
       }
-      total.value += sum_lanes(sum);
+      total.add(sum_lanes(sum));
     }
     return total;
   }
@@ -71,7 +71,7 @@ template <class F, class C> struct Backward {
     reduce_blocks<Empty>(threads, n, [=](int64_t b, int64_t size) { return scores(part(b), size, centre, inv_tau); });
     if (gk) *gk = mean;
     if (!gtau) return;
-    *gtau = -reduce_blocks<Total>(threads, n, [=](int64_t b, int64_t size) { return tau_sum(part(b), size, centre, inv_tau, shift); }).value;
+    *gtau = -reduce_blocks<Total>(threads, n, [=](int64_t b, int64_t size) { return tau_sum(part(b), size, centre, inv_tau, shift); }).get();
   }
 };
 

@@ -3,8 +3,9 @@
 // A row's threshold t is carried in two parts: u = (x - high) / tau + low. The first difference is exact near the
 // threshold, so the precision does not depend on the size of the scores.
 //
-// `Code` is what a pass may keep in the output buffer between evaluations at different thresholds: for the
-// exponential families exp(-(x - high) / tau), which another threshold only multiplies by a constant.
+// What a pass keeps in the output buffer for the next one makes that one cheap. The exponential families (kCached) keep
+// the code exp(-(x - high) / tau), which another threshold only multiplies by a constant. The gaussian (kRefined) keeps
+// y itself, which a nearby threshold changes by a short series.
 // `measure` returns y (or 1 - y, where k > n/2 and the complement is the smaller and more precise sum), the slope
 // v = F'(u), and q, such that the powers q^j v sum to the moments that `step` wants.
 // `start` guesses u at the mean of normal scores, from F^-1(k/n), the normal quantile of k/n and variance / tau^2.
@@ -19,19 +20,21 @@ namespace {
 enum Family { kSigmoid = 0, kEuclidean = 1, kLaplace = 2, kGaussian = 3 };
 
 template <class C> struct Shift {  // of one row; or of one row in each lane, with C a vector
-  C high, scale, low, low_rest, factor;
+  C high, scale, low;
+  C factor;  // kCached: what multiplies the codes; kRefined: how far u is from where y was kept
 };
 
 template <class P> struct Measured { P y, slope, q; };
+template <class P> struct MeasuredKept { P y, slope, q, kept; };
 
 // What one full evaluation leaves behind, per row.
 struct Sums {
-  double y = 0;
+  Total y;
   double v[4] = {0, 0, 0, 0};  // moments of the slope
   double probe = 0;            // 0 * x summed: not zero when the row holds an infinity or a nan
   double part[2] = {0, 0};     // v[0] and v[1] over the part that v[2] and v[3] were taken from, if not the whole
   void add(const Sums& o) {
-    y += o.y, probe += o.probe, part[0] += o.part[0], part[1] += o.part[1];
+    y.add(o.y), probe += o.probe, part[0] += o.part[0], part[1] += o.part[1];
     for (int j = 0; j < 4; j++) v[j] += o.v[j];
   }
   // Carries the central moments of the part over to the whole.
@@ -60,7 +63,7 @@ inline double logit_step(double missing, double k, double rest, double v0, doubl
 }
 
 struct Sigmoid {
-  static constexpr bool kCached = true;
+  static constexpr bool kCached = true, kRefined = false;
   static constexpr int kMoments = 4, kOrder = 5;
   static constexpr double kReach = 2.5;  // a step below kReach eps^(1/kOrder) is as good as exact
   static constexpr double kCentre = 0;  // F(kCentre) = 1/2
@@ -105,7 +108,7 @@ struct Sigmoid {
 };
 
 struct Laplace {
-  static constexpr bool kCached = true;
+  static constexpr bool kCached = true, kRefined = false;
   static constexpr int kMoments = 2, kOrder = 3;
   static constexpr double kReach = 1;
   static constexpr double kCentre = 0;
@@ -140,28 +143,30 @@ struct Laplace {
 };
 
 struct Gaussian {
-  static constexpr bool kCached = false;
+  static constexpr bool kCached = false, kRefined = true;
   static constexpr int kMoments = 2, kOrder = 3;
   static constexpr double kReach = 1;
   static constexpr double kCentre = 0;
-  template <class P> struct Parts { P u, rest, slope, tail; };
-  // u to more than its own precision: what rounding leaves of it enters to first order.
-  template <class P, class Z, class C = typename P::T> static KHOT_INLINE Parts<P> parts(P x, const Shift<Z>& s) {
-    P p = (x - s.high) * s.scale, sum = p + s.low, back = sum - p;
-    P rest = select(absolute(sum) < C(40), (p - (sum - back)) + (s.low - back) + s.low_rest, P(0));
-    P u = atleast(C(-40), atmost(C(40), sum)), gauss = exp_half_square(u);
-    return {u, rest, gauss * C(0.39894228040143268), normal_tail(absolute(u), gauss)};
+  template <class P, class Z, class C = typename P::T> static KHOT_INLINE P argument(P x, const Shift<Z>& s) {
+    return atleast(C(-40), atmost(C(40), fma(x - s.high, P(s.scale), P(s.low))));
   }
   template <class P, class Z> static KHOT_INLINE P encode(P x, const Shift<Z>&) { return x; }
   template <class P, class Z, class C = typename P::T> static KHOT_INLINE P value(P x, const Shift<Z>& s) {
-    Parts<P> a = parts(x, s);
-    return fma(a.slope, a.rest, select(a.u < C(0), a.tail, C(1) - a.tail));
+    P u = argument(x, s), tail = normal_tail(absolute(u), exp_half_square(u));
+    return select(u < C(0), tail, C(1) - tail);
   }
   template <bool kComplement, class P, class Z, class C = typename P::T>
-  static KHOT_INLINE Measured<P> measure(P x, const Shift<Z>& s) {
-    Parts<P> a = parts(x, s);
-    P y = select(kComplement ? a.u > C(0) : a.u < C(0), a.tail, C(1) - a.tail);
-    return {fma(a.slope, kComplement ? -a.rest : a.rest, y), a.slope, -a.u};
+  static KHOT_INLINE MeasuredKept<P> measure(P x, const Shift<Z>& s) {
+    P u = argument(x, s), gauss = exp_half_square(u), tail = normal_tail(absolute(u), gauss), other = C(1) - tail;
+    auto below = u < C(0);
+    P y = select(below, tail, other);
+    return {kComplement ? select(below, other, tail) : y, gauss * C(0.39894228040143268), -u, y};
+  }
+  // Phi(u + d) from Phi(u), to third order; d is small, so that phi need not be precise.
+  template <class P, class Z, class C = typename P::T> static KHOT_INLINE P refine(P x, P y, const Shift<Z>& s) {
+    P u = argument(x, s), square = u * u, d = P(s.factor), phi = exp2(square * C(-0.72134752044448170)) * C(0.39894228040143268);
+    P series = fma(d * C(1.0 / 6), (square - C(1)) * d, fma(u * C(-0.5), d, P(1)));
+    return fma(phi * d, series, y);
   }
   template <class P, class C = typename P::T> static KHOT_INLINE P slope(P y) {
     return select(y == y, normal_profile(smallest(y, C(1) - y)), y);
@@ -179,7 +184,7 @@ struct Gaussian {
 
 // F is centred so that F(0) = 1/2; here u is counted from the foot, where y leaves 0, which keeps small y exact.
 struct Euclidean {
-  static constexpr bool kCached = false;
+  static constexpr bool kCached = false, kRefined = false;
   static constexpr int kMoments = 1, kOrder = 2;
   static constexpr double kReach = 0.5;
   static constexpr double kCentre = 0.5;

@@ -13,7 +13,7 @@ constexpr int64_t kFlush = 32;  // groups whose float sums are added before they
 template <class F, class C, bool kComplement, bool kFromCache, bool kThin> struct Measure {
   using P = Wide<C>;
   const Shift<C> shift;
-  VecD total{};
+  LaneTotal<C> total;
   Vec<C> v0{}, v1{}, v2{}, v3{}, probe{}, part0{}, part1{};
 
   KHOT_INLINE void group(const C* from, C* cache) {
@@ -25,7 +25,10 @@ template <class F, class C, bool kComplement, bool kFromCache, bool kThin> struc
         if (cache) store_pack(cache, code);
       }
     }
-    Measured<P> m = F::template measure<kComplement>(code, shift);
+    auto m = F::template measure<kComplement>(code, shift);
+    if constexpr (F::kRefined) {
+      if (cache) store_pack(cache, m.kept);
+    }
     KHOT_EACH(P::U, v0 += m.slope.v[j]);
     if constexpr (F::kMoments == 2) KHOT_EACH(P::U, v1 = fma(m.slope.v[j], m.q.v[j], v1));
     if constexpr (F::kMoments == 4) {
@@ -38,10 +41,10 @@ template <class F, class C, bool kComplement, bool kFromCache, bool kThin> struc
         if constexpr (kThin) part0 += m.slope.v[j], part1 += r1.v[j];
       });
     }
-    total += widen_add(fold(m.y));
+    total.add(fold(m.y));
   }
   KHOT_INLINE void flush(Sums& sums) {
-    sums.y += sum_lanes(total), total = VecD{};
+    total.flush(sums.y);
     if constexpr (F::kMoments == 1) sums.v[0] += sum_lanes(v0);
     if constexpr (F::kMoments == 2) sums.v[0] += sum_lanes(v0), sums.v[1] += sum_lanes(v1);
     if constexpr (F::kMoments == 4) add_sums(v0, v1, v2, v3, sums.v);
@@ -78,28 +81,33 @@ Sums measure(Row<C> x, C* cache, int64_t n, const Shift<C>& shift) {
     pass.flush(sums);
   }
   // With the complement, each absent score has counted as 1 - 0.
-  if (kComplement) sums.y -= double((kGroup<C> - n % kGroup<C>) % kGroup<C>);
+  if (kComplement) sums.y.add(-double((kGroup<C> - n % kGroup<C>) % kGroup<C>));
   return sums;
 }
 
 // Writes y and returns its sum as stored (for half precision: before the rounding).
-template <class F, class C, bool kFromCache> double emit(Row<C> x, C* cache, Row<C> y, int64_t n, const Shift<C>& given) {
+template <class F, class C, bool kFromCache> Total emit(Row<C> x, C* cache, Row<C> y, int64_t n, const Shift<C>& given) {
   using P = Wide<C>;
   const Shift<C> shift = given;
-  const Row<C> source = kFromCache ? Row<C>{cache, sizeof(C) == 4 ? kFloat32 : kFloat64} : x;
-  C in[kGroup<C>], out[kGroup<C>];
-  double sum = 0;
+  const Row<C> kept = {cache, sizeof(C) == 4 ? kFloat32 : kFloat64};
+  C in[kGroup<C>], old[kGroup<C>], out[kGroup<C>];
+  Total sum;
   for (int64_t i = 0; i < n;) {
-    VecD total{};
+    LaneTotal<C> total;
     for (int64_t end = least(n, i + kFlush * kGroup<C>); i < end; i += kGroup<C>) {
-      P code = load_pack<P>(source.read(i, n, in, kFromCache ? kInf<C> : -kInf<C>));
-      if constexpr (!kFromCache) code = F::encode(code, shift);
-      P v = F::value(code, shift);
+      P v;
+      if constexpr (kFromCache && F::kRefined) {
+        v = F::refine(load_pack<P>(x.read(i, n, in, -kInf<C>)), load_pack<P>(kept.read(i, n, old, C(0))), shift);
+      } else if constexpr (kFromCache) {
+        v = F::value(load_pack<P>(kept.read(i, n, old, kInf<C>)), shift);
+      } else {
+        v = F::value(F::encode(load_pack<P>(x.read(i, n, in, -kInf<C>)), shift), shift);
+      }
       store_pack(y.target(i, n, out), v);
       y.written(i, n, out);
-      total += widen_add(fold(v));
+      total.add(fold(v));
     }
-    sum += sum_lanes(total);
+    total.flush(sum);
   }
   return sum;
 }

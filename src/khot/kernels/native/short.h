@@ -21,7 +21,7 @@ template <class F> class ShortRows {
     bool complement = k_[0] > 0.5 * double(n);
     for (int r = 0; r < kRows; r++) {
       int from = least(r, rows - 1);
-      k[r] = k_[from], tau[r] = tau_[from], rest[r] = double(n) - k[r], low[r] = 0;
+      k[r] = k_[from], tau[r] = tau_[from], rest[r] = double(n) - k[r], low[r] = pending[r] = 0;
       inv_tau[r] = r && tau[r] == tau[r - 1] ? inv_tau[r - 1] : 1 / tau[r];
       if (!(k[r] > 0 && rest[r] > 0 && tau[r] > 0 && inv_tau[r] < kInf<double>) || complement != (k[r] > 0.5 * double(n))) return 0;
       memo.template set<F>(k[r], rest[r]);
@@ -34,7 +34,7 @@ template <class F> class ShortRows {
     return good & write(y, rows);
   }
 
-  double threshold(int r) const { return double(high[r]) - (low[r] - F::kCentre) * tau[r]; }
+  double threshold(int r) const { return double(high[r]) - (low[r] + pending[r] - F::kCentre) * tau[r]; }
 
  private:
   using P = Pack<float, kUnroll>;
@@ -46,6 +46,8 @@ template <class F> class ShortRows {
   alignas(64) double k[kRows], rest[kRows], tau[kRows], inv_tau[kRows], quantile[kRows], normal[kRows], low[kRows], missing[kRows];
   alignas(64) float high[kRows] = {};
   Lanes v[4];
+  alignas(64) double pending[kRows];  // kRefined: the last step, taken when y is written
+  alignas(64) float kept[F::kRefined ? kShortMost * kRows : kRows];  // and y before it
 
   static Lanes lanes(const double* a) { return load_pack<Lanes>(a); }
   static Lanes widen(VecF a) {
@@ -106,8 +108,7 @@ template <class F> class ShortRows {
 
   Shift<VecF> shift() const {
     Lanes a = lanes(low), factor = exp2(a * -1.4426950408889634), scale = lanes(inv_tau) * (F::kCached ? -1.4426950408889634 : 1.0);
-    VecF base = narrow(a);
-    return {load(high), narrow(scale), base, narrow(a - widen(base)), narrow(factor)};
+    return {load(high), narrow(scale), narrow(a), narrow(F::kRefined ? lanes(pending) : factor)};
   }
 
   template <bool kComplement, bool kFresh> void evaluate() {
@@ -120,7 +121,8 @@ template <class F> class ShortRows {
         code = F::encode(code, s);
         store_pack(data + c * kRows, code);
       }
-      Measured<P> m = F::template measure<kComplement>(code, s);
+      auto m = F::template measure<kComplement>(code, s);
+      if constexpr (F::kRefined) store_pack(kept + c * kRows, m.kept);
       KHOT_EACH(P::U, v0 += m.slope.v[j]);
       if constexpr (F::kMoments == 2) KHOT_EACH(P::U, v1 = fma(m.slope.v[j], m.q.v[j], v1));
       if constexpr (F::kMoments == 4) {
@@ -147,10 +149,19 @@ template <class F> class ShortRows {
       auto settled = absolute(lanes(missing)) <= tight * smallest(Lanes(1.0), smallest(lanes(k), lanes(rest)));
       done = bits_of(near | settled);
       // A row that is settled stays; one that goes astray is left to the careful solver.
-      store_pack(low, lanes(low) + select((absolute(d) <= 8.0) & ~(settled & ~near), d, Lanes(0.0)));
-      if (done == (1u << kRows) - 1 || round == 3) return done;
+      Lanes move = select((absolute(d) <= 8.0) & ~(settled & ~near), d, Lanes(0.0));
+      if (done == (1u << kRows) - 1 || round == 3) {
+        store_pack(F::kRefined ? pending : low, F::kRefined ? move : lanes(low) + move);
+        return done;
+      }
+      store_pack(low, lanes(low) + move);
       evaluate<kComplement, false>();
     }
+  }
+
+  KHOT_INLINE P value(int64_t at, const Shift<VecF>& s) const {
+    if constexpr (F::kRefined) return F::refine(load_pack<P>(data + at), load_pack<P>(kept + at), s);
+    else return F::value(load_pack<P>(data + at), s);
   }
 
   unsigned write(const Row<float>* y, int rows) {
@@ -164,7 +175,7 @@ template <class F> class ShortRows {
         VecF block[kRows];
 #pragma GCC unroll 4
         for (int c = 0; c < kRows; c += kUnroll) {
-          P v = at + c < columns ? F::value(load_pack<P>(data + (at + c) * kRows), s) : P(0.f);
+          P v = at + c < columns ? value((at + c) * kRows, s) : P(0.f);
           KHOT_EACH(kUnroll, block[c + j] = v.v[j]);
           total = total + widen(fold(v));
         }

@@ -131,6 +131,37 @@ KHOT_INLINE double sum_lanes(VecD x) {
 }
 KHOT_INLINE double sum_lanes(VecF x) { return sum_lanes(widen_add(x)); }
 
+// A sum that remembers what rounding took from it.
+struct Total {
+  double value = 0, rest = 0;
+  void add(double x) {
+    double sum = value + x, back = sum - value;
+    rest += (value - (sum - back)) + (x - back);
+    value = sum;
+  }
+  void add(const Total& o) { add(o.value), rest += o.rest; }
+  double get() const { return value + rest; }
+};
+// The same in every lane, where it matters: a float sum in double needs no help.
+template <class C> struct LaneTotal;
+template <> struct LaneTotal<float> {
+  VecD value{};
+  KHOT_INLINE void add(VecF x) { value += widen_add(x); }
+  KHOT_INLINE void flush(Total& to) { to.add(sum_lanes(value)), value = VecD{}; }
+};
+template <> struct LaneTotal<double> {
+  VecD value{}, rest{};
+  KHOT_INLINE void add(VecD x) {
+    VecD sum = value + x, back = sum - value;
+    rest += (value - (sum - back)) + (x - back);
+    value = sum;
+  }
+  KHOT_INLINE void flush(Total& to) {
+    for (int j = 0; j < kWidth<double>; j++) to.add(value[j]), to.rest += rest[j];
+    value = rest = VecD{};
+  }
+};
+
 // Adds the sums of four vectors to out[0..3].
 KHOT_INLINE void add_sums(VecF a, VecF b, VecF c, VecF d, double* out) {
 #if KHOT_VECTOR_BYTES == 32

@@ -89,7 +89,7 @@ template <class F, class C> class Solver {
   C high[kLanes];
   bool done[kLanes], closed[kLanes] = {}, searched[kLanes] = {}, cached[kLanes] = {};
   double hint_low[kLanes], hint_high[kLanes];
-  alignas(64) double k[kLanes] = {}, tau[kLanes] = {}, rest[kLanes] = {}, inv_tau[kLanes] = {}, low[kLanes] = {}, low_rest[kLanes] = {};
+  alignas(64) double k[kLanes] = {}, tau[kLanes] = {}, rest[kLanes] = {}, inv_tau[kLanes] = {}, low[kLanes] = {}, pending[kLanes] = {};
   alignas(64) double bracket_low[kLanes], bracket_high[kLanes], quantile[kLanes] = {}, normal[kLanes] = {};
   alignas(64) double missing[kLanes] = {}, v0[kLanes] = {}, v1[kLanes] = {}, v2[kLanes] = {}, v3[kLanes] = {};
   alignas(64) double step[kLanes], factor[kLanes];
@@ -98,13 +98,12 @@ template <class F, class C> class Solver {
   // ---- passes over a whole row ----
   template <class R, class Fn> R reduce(Fn fn) const { return reduce_blocks<R>(threads, n, fn); }
 
-  // The output holds the codes until it is written, unless it is too narrow.
-  C* cache(int r) const { return F::kCached && y[r].exact() ? y[r].values() : nullptr; }
+  // The output holds what is kept until it is written, unless it is too narrow.
+  C* cache(int r) const { return (F::kCached || F::kRefined) && y[r].exact() ? y[r].values() : nullptr; }
 
   Shift<C> shift(int r) const {
-    C base = C(low[r]);
     double scale = F::kCached ? -1.4426950408889634 * inv_tau[r] : inv_tau[r];
-    return {high[r], C(scale), base, C(low[r] - double(base) + low_rest[r]), C(factor[r])};
+    return {high[r], C(scale), C(low[r]), C(F::kRefined ? pending[r] : factor[r])};
   }
 
   template <bool kComplement, bool kFromCache> Sums evaluate_from(int r) const {
@@ -123,18 +122,19 @@ template <class F, class C> class Solver {
   template <bool kComplement> Sums evaluate_row(int r) {
     if constexpr (F::kCached) {
       if (cached[r]) return evaluate_from<kComplement, true>(r);
-      cached[r] = y[r].exact();
     }
+    cached[r] = cache(r) != nullptr;
     return evaluate_from<kComplement, false>(r);
   }
   void evaluate(int r) {
-    bool fresh = !cached[r], complement = k[r] > 0.5 * double(n);
+    bool fresh = !cached[r] || F::kRefined, complement = k[r] > 0.5 * double(n);
     Sums s = complement ? evaluate_row<true>(r) : evaluate_row<false>(r);
     if (s.part[0] > 0) s.complete();
     reach[r] = step_limit<F, C>();
     // The central moments of a part that holds about m slopes are off by a share of 1/sqrt(m), and enter with the cube of the step.
     if (s.part[0] > 0) reach[r] = least(reach[r], 2 * std::cbrt(kEps<C> * std::sqrt(s.part[0])));
-    missing[r] = complement ? s.y - (double(n) - k[r]) : k[r] - s.y;
+    s.y.add(complement ? k[r] - double(n) : -k[r]);
+    missing[r] = complement ? s.y.get() : -s.y.get();
     v0[r] = s.v[0], v1[r] = s.v[1], v2[r] = s.v[2], v3[r] = s.v[3];
     if (fresh) probe[r] = s.probe;
   }
@@ -143,7 +143,7 @@ template <class F, class C> class Solver {
   // u is counted from `at`, up to the rounding of high, which goes into low.
   void centre(int r, double at) {
     high[r] = C(at);
-    low[r] = bounded((double(high[r]) - at) * inv_tau[r]), low_rest[r] = 0;
+    low[r] = bounded((double(high[r]) - at) * inv_tau[r]), pending[r] = 0;
     cached[r] = false;
   }
   // Between a number and the next there are no scores: where these are many tau apart, further is no different.
@@ -155,8 +155,7 @@ template <class F, class C> class Solver {
     double at = double(from) - low[r] * tau[r];
     high[r] = C(at);
     double moved = (double(high[r]) - double(from)) * inv_tau[r];
-    move(r, moved);
-    low[r] = bounded(low[r]);
+    low[r] = bounded(low[r] + moved);
     bracket_low[r] += moved, bracket_high[r] += moved;
     cached[r] = false;
   }
@@ -165,7 +164,7 @@ template <class F, class C> class Solver {
   bool prepare(int r) {
     inv_tau[r] = r > 0 && tau[r] == tau[r - 1] ? inv_tau[r - 1] : 1 / tau[r];
     rest[r] = double(n) - k[r];
-    low[r] = low_rest[r] = 0, bracket_low[r] = -kInf<double>, bracket_high[r] = kInf<double>;
+    low[r] = pending[r] = 0, bracket_low[r] = -kInf<double>, bracket_high[r] = kInf<double>;
     hint_low[r] = -kInf<double>, hint_high[r] = kInf<double>;
     if (!(k[r] > 0 && rest[r] > 0 && tau[r] > 0 && inv_tau[r] < kInf<double>)) return search(r);
     set_quantiles(r, k[r], rest[r]);
@@ -374,8 +373,7 @@ printf("adv r%d round %d D %g v0 %g v1 %g step %g low %g high %g br %g %g\n",r,r
       return;
     }
     if (size <= (loose ? most(reach[r], 0.02) : reach[r])) {
-      move(r, d);
-      if (!F::kCached) recentre(r);
+      settle(r, d);
       done[r] = true;
       return;
     }
@@ -395,45 +393,53 @@ printf("adv r%d round %d D %g v0 %g v1 %g step %g low %g high %g br %g %g\n",r,r
         return;
       }
     }
-    move(r, next - low[r]);
+    low[r] = next;
     if (!F::kCached || std::fabs(low[r]) > 16) recentre(r);
   }
 
-  void move(int r, double d) {  // low + low_rest keeps what rounding would lose
-    double sum = low[r] + d, back = sum - low[r];
-    low_rest[r] += (low[r] - (sum - back)) + (d - back);
-    low[r] = sum;
+  // The last step: y may have been kept where the row stands now, and is then moved when it is written.
+  void settle(int r, double d) {
+    if (F::kRefined && cached[r]) {
+      pending[r] = d;
+      return;
+    }
+    low[r] += d;
+    if (!F::kCached) recentre(r);
   }
 
   // ---- output ----
+  // Returns by how much the sum misses k.
   double write(int r) {
     const Shift<C> s = shift(r);
     const Row<C> row = x[r];
     const Row<C> out = y[r];
-    C* const codes = cached[r] ? cache(r) : nullptr;
-    cached[r] = false;  // the output overwrites the codes
-    return reduce<Total>([=](int64_t begin, int64_t size) {
-             if constexpr (F::kCached) {
-               if (codes) return Total{emit<F, C, true>(row.from(begin), codes + begin, out.from(begin), size, s)};
-             }
-             return Total{emit<F, C, false>(row.from(begin), nullptr, out.from(begin), size, s)};
-           }).value;
+    C* const kept = cached[r] ? cache(r) : nullptr;
+    cached[r] = F::kRefined && kept;  // codes are overwritten
+    Total sum = reduce<Total>([=](int64_t begin, int64_t size) {
+      if constexpr (F::kCached || F::kRefined) {
+        if (kept) return emit<F, C, true>(row.from(begin), kept + begin, out.from(begin), size, s);
+      }
+      return emit<F, C, false>(row.from(begin), nullptr, out.from(begin), size, s);
+    });
+    low[r] += pending[r], pending[r] = 0;
+    sum.add(-k[r]);
+    return -sum.get();
   }
   // Writes the row, and again if its sum misses k by more than rounding explains.
   void finish(int r) {
     for (int attempt = 0; attempt < 5; attempt++) {
-      double off = k[r] - write(r);
-      if (loose || std::fabs(off) <= 2.5 * kEps<C> * most(1.0, k[r])) return;
+      double off = write(r);
+      if (loose || std::fabs(off) <= 2 * kEps<C> * most(1.0, k[r])) return;
       double d = off / v0[r];
-      if (!(std::fabs(d) < 1e3)) return;
-      if (std::fabs(d) > 1e-3 && attempt == 0) {  // not a matter of rounding: solve again, from a counted start
+      if (std::fabs(d) < 1e-3) {
+        settle(r, d);
+      } else if (attempt < 2 && std::fabs(d) < kInf<double>) {  // not a matter of rounding: solve again, from a counted start
         for (int j = 0; j < rows; j++) done[j] = true;
         done[r] = !search(r);
-        if (!done[r]) iterate();
+        iterate();
         if (closed[r]) return;
       } else {
-        move(r, most(-1.0, least(1.0, d)));
-        if (!F::kCached) recentre(r);
+        return;
       }
       if (F::kCached) set_factors();
     }

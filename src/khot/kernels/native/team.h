@@ -11,10 +11,6 @@ namespace {
 constexpr int64_t kBlock = 16384, kMostBlocks = 256;
 
 struct Empty { void add(const Empty&) {} };
-struct Total {
-  double value = 0;
-  void add(const Total& o) { value += o.value; }
-};
 
 inline int64_t block_size(int64_t n) {
   int64_t even = (n + kMostBlocks - 1) / kMostBlocks;
