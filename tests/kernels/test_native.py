@@ -31,7 +31,7 @@ def stack(n: int, dtype: torch.dtype) -> tuple[list[str], Tensor]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("n", [1, 2, 3, 8, 31, 33, 64, 100, 513, 5000, 40000])
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 31, 33, 64, 100, 513, 5000, pytest.param(40000, marks=pytest.mark.slow)])
 def test_hostile_rows(family: str, dtype: torch.dtype, n: int) -> None:
     names, x = stack(n, dtype)
     for k in counts(n):
@@ -121,7 +121,9 @@ def test_each_instruction_set(isa: str) -> None:
         " 'hostile_rows and (64 or 100 or 5000) or rounded_once or depend_on_threads']))"
     )
     env = os.environ | {"KHOT_ISA": isa}
-    found = subprocess.run([sys.executable, "-c", "from khot.kernels import cpu; print(cpu.name())"], env=env, capture_output=True, text=True)
+    found = subprocess.run(
+        [sys.executable, "-c", "from khot.kernels import cpu; print(cpu.name())"], env=env, capture_output=True, text=True
+    )
     if found.stdout.strip() != isa:
         pytest.skip(f"this machine or compiler has no {isa}")
     done = subprocess.run([sys.executable, "-c", code, isa], env=env, capture_output=True, text=True)

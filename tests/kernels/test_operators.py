@@ -23,24 +23,24 @@ def randn(*shape: int, grad: bool = False) -> torch.Tensor:
 def arguments(family: str, grad: bool = True) -> tuple:
     k = torch.tensor([[1.5], [2.0], [3.25]], dtype=torch.float64, requires_grad=grad)
     tau = torch.tensor([[0.5], [1.0], [2.0]], dtype=torch.float64, requires_grad=grad)
-    return randn(3, 7, grad=grad), k, 0.0, tau, 0.0, family
+    return randn(3, 7, grad=grad), k, 0.0, tau, 0.0, family, 0.0
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_opcheck(family: str) -> None:
     torch.library.opcheck(torch.ops.khot.threshold_forward.default, arguments(family))
-    torch.library.opcheck(torch.ops.khot.threshold_forward.default, (randn(2, 5, grad=True), None, 2.0, None, 0.7, family))
-    x, k, _, tau, _, _ = arguments(family, grad=False)
-    y, shift = torch.ops.khot.threshold_forward(x, k, 0.0, tau, 0.0, family)
-    torch.library.opcheck(torch.ops.khot.threshold_backward.default, (randn(3, 7), y, x, shift, tau, 0.0, family, True))
+    torch.library.opcheck(torch.ops.khot.threshold_forward.default, (randn(2, 5, grad=True), None, 2.0, None, 0.7, family, 0.0))
+    x, k, _, tau, *_ = arguments(family, grad=False)
+    y, shift = torch.ops.khot.threshold_forward(x, k, 0.0, tau, 0.0, family, 0.0)
+    torch.library.opcheck(torch.ops.khot.threshold_backward.default, (randn(3, 7), y, x, shift, tau, 0.0, family, 0.0, True))
 
 
 @pytest.mark.parametrize("family", ["sigmoid", "laplace", "gaussian"])
 def test_derivatives_of_the_operator(family: str) -> None:
-    x, k, _, tau, _, _ = arguments(family)
+    x, k, _, tau, *_ = arguments(family)
 
     def mask(x: torch.Tensor, k: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
-        return torch.ops.khot.threshold_forward(x, k, 0.0, tau, 0.0, family)[0]
+        return torch.ops.khot.threshold_forward(x, k, 0.0, tau, 0.0, family, 0.0)[0]
 
     assert torch.autograd.gradcheck(mask, (x, k, tau))
 
@@ -86,10 +86,10 @@ def test_transforms(family: str) -> None:
 
 
 def test_batched_operator() -> None:
-    x, k, _, tau, _, family = arguments("sigmoid", grad=False)
-    batched = torch.vmap(lambda x, k: torch.ops.khot.threshold_forward(x, k, 0.0, tau, 0.0, family)[0], in_dims=(1, None))
+    x, k, _, tau, _, family, _ = arguments("sigmoid", grad=False)
+    batched = torch.vmap(lambda x, k: torch.ops.khot.threshold_forward(x, k, 0.0, tau, 0.0, family, 0.0)[0], in_dims=(1, None))
     stacked = torch.stack([x, x + 1, 2 * x], 1)
-    expected = torch.stack([torch.ops.khot.threshold_forward(stacked[:, i], k, 0.0, tau, 0.0, family)[0] for i in range(3)])
+    expected = torch.stack([torch.ops.khot.threshold_forward(stacked[:, i], k, 0.0, tau, 0.0, family, 0.0)[0] for i in range(3)])
     assert_close(batched(stacked, k), expected)
 
 
