@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,13 @@ def fill(text: str) -> str:
 def section(name: str, rows: list[dict[str, Any]]) -> str:
     """One benchmark: what it is, where it ran, figures, tables."""
     tables = getattr(importlib.import_module(f"bench.{name}"), "tables", None)
-    row = rows[-1]
+    row, load_average = rows[-1], statistics.median(row.get("load", 0.0) for row in rows)
     where = f"{row['cpu']}, {row['cores']} cores, {row['isa']}; Python {row['python']}, torch {row['torch']}, commit `{row['commit']}`."
     pictures = [f"![{title}](figures/{title}.png)" for title in PICTURES.get(name, [name]) if (DOCS / f"{title}.png").exists()]
-    text = [f"## {name.capitalize()}", ABOUT.get(name, ""), f"Measured on {where}", *pictures]
+    text = [
+        f"## {name.capitalize()}",
+        ABOUT.get(name, ""),
+        f"Measured on {where} Load average while it ran: {load_average:.1f}.",
+        *pictures,
+    ]
     return "\n\n".join([part for part in text if part] + [table.markdown() for table in (tables(rows) if tables else [])])
