@@ -14,7 +14,7 @@ from bench.plot import DOCS, FIGURES
 
 ABOUT = {
     "speed": "Forward and forward + backward, timed in turns with `torch.softmax` on the same tensor.",
-    "linear": "One row of n scores: the time per element stays the same while n grows.",
+    "linear": "One row of n scores. Beyond the caches all that walk over memory slow down together.",
     "memory": "Peak of the resident memory, and what autograd keeps, as multiples of the input.",
     "quality": "How near the mask is to the hard top-k and how undecided it is, on normal scores.",
     "gradient": "The gradient beside that of the hard objective smoothed by noise, and a toy: which subset explains what is seen?",
@@ -24,7 +24,7 @@ ABOUT = {
     "estimators": "Each gradient estimator against the exact gradient of the expected objective, by enumerating all subsets.",
 }
 PICTURES = {
-    "speed": ["speed", "speed_distributions"],
+    "speed": ["speed", "speed_distributions", "speed_methods"],
     "linear": ["linear"],
     "memory": ["memory"],
     "quality": ["quality"],
@@ -58,10 +58,5 @@ def section(name: str, rows: list[dict[str, Any]]) -> str:
     row, load_average = rows[-1], statistics.median(row.get("load", 0.0) for row in rows)
     where = f"{row['cpu']}, {row['cores']} cores, {row['isa']}; Python {row['python']}, torch {row['torch']}, commit `{row['commit']}`."
     pictures = [f"![{title}](figures/{title}.png)" for title in PICTURES.get(name, [name]) if (DOCS / f"{title}.png").exists()]
-    text = [
-        f"## {name.capitalize()}",
-        ABOUT.get(name, ""),
-        f"Measured on {where} Load average while it ran: {load_average:.1f}.",
-        *pictures,
-    ]
+    text = [f"## {name.capitalize()}", ABOUT.get(name, ""), f"Measured on {where} Load average: {load_average:.1f}.", *pictures]
     return "\n\n".join([part for part in text if part] + [table.markdown() for table in (tables(rows) if tables else [])])

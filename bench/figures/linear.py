@@ -21,6 +21,6 @@ def draw(rows: list[dict[str, Any]]) -> dict[str, Any]:
     axes[0].set_ylabel("nanoseconds per element")
     axes[0].legend()
     path = "native" if rows[-1]["kernels"] == "on" else "reference"
-    figure.suptitle(f"Cost grows linearly: one row, float32, 1 thread, k = n/16 ({path})", x=0.01, ha="left")
+    figure.suptitle(f"Time per element: one row, float32, 1 thread, k = n/16 ({path})", x=0.01, ha="left")
     foot(figure, rows)
     return {"linear": figure}
