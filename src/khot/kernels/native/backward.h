@@ -15,32 +15,62 @@ template <class F, class C> struct Backward {
   using P = Wide<C>;
   // The gaussian slope is dear: it is kept in the output between the two passes, where that is wide enough.
   static constexpr bool kKeepSlope = std::is_same<F, Gaussian>::value;
-  struct Rows { Row<C> y, g, x, gx; };
+  struct Rows {
+    Row<C> y, g, x, gx;
+    Rows from(int64_t i) const { return {y.from(i), g.from(i), x.from(i), gx.from(i)}; }
+  };
 
+  // The groups that lie in place come first, in a loop that knows nothing else.
   static Weighted sums(const Rows& r, int64_t n) {
     const bool keep = kKeepSlope && r.gx.exact();
     Weighted total;
-    C y[kGroup<C>], g[kGroup<C>], out[kGroup<C>];
-    for (int64_t i = 0; i < n;) {
-      Vec<C> v{}, vg{};
-      for (int64_t end = least(n, i + kFlush * kGroup<C>); i < end; i += kGroup<C>) {
-        P slope = F::slope(load_pack<P>(r.y.read(i, n, y, C(0)))), weight = load_pack<P>(r.g.read(i, n, g, C(0)));
-        KHOT_EACH(P::U, v += slope.v[j]);
-        KHOT_EACH(P::U, vg = fma(slope.v[j], weight.v[j], vg));
-        if (keep) store_pack(r.gx.target(i, n, out), slope), r.gx.written(i, n, out);
-      }
+    Vec<C> v{}, vg{};
+    auto add = [&](const C* y, const C* g) KHOT_INLINE_LAMBDA {
+      P slope = F::slope(load_pack<P>(y)), weight = load_pack<P>(g);
+      v += fold(slope), vg += fold(slope * weight);
+      return slope;
+    };
+    auto flush = [&]() KHOT_INLINE_LAMBDA {
       total.v += sum_lanes(v), total.vg += sum_lanes(vg);
+      v = vg = Vec<C>{};
+    };
+    int64_t i = 0;
+    if (r.y.exact()) {
+      const C *y = r.y.values(), *g = r.g.values();
+      C* gx = r.gx.values();
+      while (i + kGroup<C> <= n) {
+        for (int64_t end = least(n - kGroup<C> + 1, i + kFlush * kGroup<C>); i < end; i += kGroup<C>) {
+          P slope = add(y + i, g + i);
+          if (kKeepSlope) store_pack(gx + i, slope);
+        }
+        if (i < n) flush();
+      }
     }
+    for (C y[kGroup<C>], g[kGroup<C>], out[kGroup<C>]; i < n; i += kGroup<C>) {
+      P slope = add(r.y.read(i, n, y, C(0)), r.g.read(i, n, g, C(0)));
+      if (keep) store_pack(r.gx.target(i, n, out), slope), r.gx.written(i, n, out);
+      flush();
+    }
+    flush();
     return total;
   }
 
   static Empty scores(const Rows& r, int64_t n, C mean, C inv_tau) {
     const bool kept = kKeepSlope && r.gx.exact();
-    C y[kGroup<C>], g[kGroup<C>], out[kGroup<C>];
-    for (int64_t i = 0; i < n; i += kGroup<C>) {
-      P slope = load_pack<P>((kept ? r.gx : r.y).read(i, n, y, C(0)));
+    auto value = [&](const C* from, const C* g) KHOT_INLINE_LAMBDA {
+      P slope = load_pack<P>(from);
       if (!kept) slope = F::slope(slope);
-      store_pack(r.gx.target(i, n, out), slope * inv_tau * (load_pack<P>(r.g.read(i, n, g, C(0))) - mean));
+      return slope * inv_tau * (load_pack<P>(g) - mean);
+    };
+    const Row<C> from = kept ? r.gx : r.y;
+    int64_t i = 0;
+    if (r.y.exact()) {
+      const C *y = from.values(), *g = r.g.values();
+      C* gx = r.gx.values();
+      for (; i + kGroup<C> <= n; i += kGroup<C>) store_pack(gx + i, value(y + i, g + i));
+    }
+    for (C y[kGroup<C>], g[kGroup<C>], out[kGroup<C>]; i < n; i += kGroup<C>) {
+      store_pack(r.gx.target(i, n, out), value(from.read(i, n, y, C(0)), r.g.read(i, n, g, C(0))));
       r.gx.written(i, n, out);
     }
     return Empty();
@@ -63,15 +93,26 @@ template <class F, class C> struct Backward {
     return total;
   }
 
-  static void row(const Rows& rows, int64_t n, double tau, double shift, double* gk, double* gtau, int threads) {
-    auto part = [=](int64_t b) { return Rows{rows.y.from(b), rows.g.from(b), rows.x.from(b), rows.gx.from(b)}; };
-    Weighted s = reduce_blocks<Weighted>(threads, n, [=](int64_t b, int64_t size) { return sums(part(b), size); });
-    const double mean = s.v == 0 ? 0 : s.vg / s.v;
-    const C inv_tau = C(1 / tau), centre = C(mean);
-    reduce_blocks<Empty>(threads, n, [=](int64_t b, int64_t size) { return scores(part(b), size, centre, inv_tau); });
-    if (gk) *gk = mean;
-    if (!gtau) return;
-    *gtau = -reduce_blocks<Total>(threads, n, [=](int64_t b, int64_t size) { return tau_sum(part(b), size, centre, inv_tau, shift); }).get();
+  template <class R, class Fn> static KHOT_INLINE R over(const Rows& row, int64_t n, int threads, const Fn& fn) {
+    if (n <= kBlock) return fn(row, n);
+    return reduce_blocks<R>(threads, n, [&](int64_t b, int64_t size) { return fn(row.from(b), size); });
+  }
+
+  // One long row, shared by the threads; or several short ones, whose sums come first so that no row waits for another.
+  static void solve(const Rows* rows, int count, int64_t n, const double* tau, const double* shift, double* gk, double* gtau, int threads) {
+    double mean[kLanes];
+    for (int r = 0; r < count; r++) {
+      Weighted s = over<Weighted>(rows[r], n, threads, [](const Rows& row, int64_t size) { return sums(row, size); });
+      mean[r] = s.v == 0 ? 0 : s.vg / s.v;
+    }
+    for (int r = 0; r < count; r++) {
+      const C inv_tau = C(1 / tau[r]), centre = C(mean[r]);
+      over<Empty>(rows[r], n, threads, [=](const Rows& row, int64_t size) { return scores(row, size, centre, inv_tau); });
+      if (gk) gk[r] = mean[r];
+      if (!gtau) continue;
+      const double t = shift[r];
+      gtau[r] = -over<Total>(rows[r], n, threads, [=](const Rows& row, int64_t size) { return tau_sum(row, size, centre, inv_tau, t); }).get();
+    }
   }
 };
 

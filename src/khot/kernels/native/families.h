@@ -37,11 +37,12 @@ struct Sums {
     y.add(o.y), probe += o.probe, part[0] += o.part[0], part[1] += o.part[1];
     for (int j = 0; j < 4; j++) v[j] += o.v[j];
   }
-  // Carries the central moments of the part over to the whole.
-  void complete() {
+  // Carries the central moments of the part over to the whole; returns the second.
+  double complete() {
     double a1 = part[1] / part[0], a2 = v[2] / part[0], a3 = v[3] / part[0], m1 = v[1] / v[0];
     double c2 = a2 - a1 * a1, c3 = a3 - 3 * a1 * a2 + 2 * a1 * a1 * a1;
     v[2] = v[0] * (m1 * m1 + c2), v[3] = v[0] * (m1 * m1 * m1 + 3 * m1 * c2 + c3);
+    return c2;
   }
 };
 
@@ -65,7 +66,7 @@ inline double logit_step(double missing, double k, double rest, double v0, doubl
 struct Sigmoid {
   static constexpr bool kCached = true, kRefined = false;
   static constexpr int kMoments = 4, kOrder = 5;
-  static constexpr double kReach = 2.5;  // a step below kReach eps^(1/kOrder) is as good as exact
+  static constexpr double kReach = 3.5;  // a step below kReach eps^(1/kOrder) is as good as exact
   static constexpr double kCentre = 0;  // F(kCentre) = 1/2
   template <class P, class Z> static KHOT_INLINE P encode(P x, const Shift<Z>& s) {
     return exp2((x - s.high) * s.scale);
@@ -144,8 +145,8 @@ struct Laplace {
 
 struct Gaussian {
   static constexpr bool kCached = false, kRefined = true;
-  static constexpr int kMoments = 2, kOrder = 3;
-  static constexpr double kReach = 1;
+  static constexpr int kMoments = 4, kOrder = 5;
+  static constexpr double kReach = 1.3;
   static constexpr double kCentre = 0;
   template <class P, class Z, class C = typename P::T> static KHOT_INLINE P argument(P x, const Shift<Z>& s) {
     return atleast(C(-40), atmost(C(40), fma(x - s.high, P(s.scale), P(s.low))));
@@ -162,22 +163,31 @@ struct Gaussian {
     P y = select(below, tail, other);
     return {kComplement ? select(below, other, tail) : y, gauss * C(0.39894228040143268), -u, y};
   }
-  // Phi(u + d) from Phi(u), to third order; d is small, so that phi need not be precise.
+  // Phi(u + d) from Phi(u), to fourth order; d is small, so that phi need not be precise.
   template <class P, class Z, class C = typename P::T> static KHOT_INLINE P refine(P x, P y, const Shift<Z>& s) {
     P u = argument(x, s), square = u * u, d = P(s.factor), phi = exp2(square * C(-0.72134752044448170)) * C(0.39894228040143268);
-    P series = fma(d * C(1.0 / 6), (square - C(1)) * d, fma(u * C(-0.5), d, P(1)));
-    return fma(phi * d, series, y);
+    P fourth = u * (C(3) - square) * C(1.0 / 24), third = (square - C(1)) * C(1.0 / 6), second = u * C(-0.5);
+    return fma(phi * d, fma(fma(fma(fourth, d, third), d, second), d, P(1)), y);
   }
   template <class P, class C = typename P::T> static KHOT_INLINE P slope(P y) {
     return select(y == y, normal_profile(smallest(y, C(1) - y)), y);
   }
   static double quantile(double p, double complement) { return rough_normal_quantile(p, complement); }
   template <class P> static P start(P q, P, P variance) { return q * square_root(1.0 + variance); }
-  template <class P> static P step(P missing, P k, P rest, P v0, P v1, P, P) {
-    P d;
+  // With q = -u the moments are the derivatives of Phi, up to lower ones: sum F moves by a polynomial in d of degree
+  // four. Where that is not to be trusted, a step on the logit.
+  template <class P> static P step(P missing, P k, P rest, P v0, P v1, P v2, P v3) {
+    P third = (v2 - v0) * (1.0 / 6), fourth = (v3 - 3.0 * v1) * (1.0 / 24), second = 0.5 * v1, d = missing / v0;
+    for (int i = 0; i < 4; i++) {
+      P sum = (((fourth * d + third) * d + second) * d + v0) * d;
+      P slope = ((4.0 * fourth * d + 3.0 * third) * d + v1) * d + v0;
+      d = d + (missing - sum) / slope;
+    }
+    P first = missing / v0;
+    auto trusted = (absolute(first) < 0.3) & (absolute(d) < 0.4);
     for (int i = 0; i < P::U; i++)
       for (int j = 0; j < kWidth<double>; j++)
-        d.v[i][j] = logit_step(missing.v[i][j], k.v[i][j], rest.v[i][j], v0.v[i][j], v1.v[i][j]);
+        if (!trusted.v[i][j]) d.v[i][j] = logit_step(missing.v[i][j], k.v[i][j], rest.v[i][j], v0.v[i][j], v1.v[i][j]);
     return d;
   }
 };

@@ -1,8 +1,9 @@
 // The kernels for one instruction set: this file is compiled once for each, with KHOT_ISA naming it.
 #include "kernel.h"
 
-#include "backward.h"
 #include "short.h"
+
+#include "backward.h"
 
 namespace {
 
@@ -77,24 +78,31 @@ template <class F, class C> int forward(const KhotForward& a, Stored type) {
   return 0;
 }
 
-template <class F, class C> void backward_row(const KhotBackward& a, Stored type, int64_t r, int threads) {
-  int64_t at = r * a.n;
-  typename Backward<F, C>::Rows rows = {row_of<C>(a.y, type, at), row_of<C>(a.g, type, at), row_of<C>(a.x, type, at), row_of<C>(a.gx, type, at)};
-  Backward<F, C>::row(rows, a.n, a.tau[r * a.tau_stride], a.gtau ? a.shift[r] : 0, a.gk ? a.gk + r : nullptr,
-                      a.gtau ? a.gtau + r : nullptr, threads);
+template <class F, class C> void backward_rows(const KhotBackward& a, Stored type, int64_t from, int64_t to, int threads) {
+  typename Backward<F, C>::Rows rows[kLanes];
+  double tau[kLanes];
+  for (int64_t r = from; r < to; r++) {
+    int64_t at = r * a.n;
+    rows[r - from] = {row_of<C>(a.y, type, at), row_of<C>(a.g, type, at), row_of<C>(a.x, type, at), row_of<C>(a.gx, type, at)};
+    tau[r - from] = a.tau[r * a.tau_stride];
+  }
+  Backward<F, C>::solve(rows, int(to - from), a.n, tau, a.shift ? a.shift + from : nullptr, a.gk ? a.gk + from : nullptr,
+                        a.gtau ? a.gtau + from : nullptr, threads);
 }
 
 template <class F, class C> int backward(const KhotBackward& a, Stored type) {
-  struct Context { const KhotBackward* a; Stored type; int64_t chunks; };
+  struct Context { const KhotBackward* a; Stored type; int64_t lanes, groups, chunks; };
   int threads = team_for(a.threads, a.rows, a.n);
-  if (a.n > kSampledFrom && a.rows < threads) {
-    for (int64_t r = 0; r < a.rows; r++) backward_row<F, C>(a, type, r, threads);
+  int64_t lanes = a.n > kSampledFrom ? 1 : kLanes, groups = (a.rows + lanes - 1) / lanes;
+  if (lanes == 1 && groups < threads) {
+    for (int64_t r = 0; r < a.rows; r++) backward_rows<F, C>(a, type, r, r + 1, threads);
     return 0;
   }
-  Context context{&a, type, threads > 1 ? least<int64_t>(a.rows, 4 * threads) : 1};
+  Context context{&a, type, lanes, groups, threads > 1 ? least<int64_t>(groups, 4 * threads) : 1};
   auto body = [](void* p, int64_t i) {
     Context& c = *static_cast<Context*>(p);
-    for (int64_t r = c.a->rows * i / c.chunks; r < c.a->rows * (i + 1) / c.chunks; r++) backward_row<F, C>(*c.a, c.type, r, 1);
+    for (int64_t g = c.groups * i / c.chunks; g < c.groups * (i + 1) / c.chunks; g++)
+      backward_rows<F, C>(*c.a, c.type, g * c.lanes, least(c.a->rows, (g + 1) * c.lanes), 1);
   };
   if (threads > 1) khot_parallel(threads, context.chunks, body, &context);
   else body(&context, 0);

@@ -56,7 +56,7 @@ template <class F> class ShortRows {
     return d;
   }
   static VecF narrow(Lanes a) {
-    VecF f;
+    VecF f{};
     for (int j = 0; j < kRows / 2; j++) f[j] = float(a.v[0][j]), f[j + kRows / 2] = float(a.v[1][j]);
     return f;
   }

@@ -129,10 +129,12 @@ template <class F, class C> class Solver {
   void evaluate(int r) {
     bool fresh = !cached[r] || F::kRefined, complement = k[r] > 0.5 * double(n);
     Sums s = complement ? evaluate_row<true>(r) : evaluate_row<false>(r);
-    if (s.part[0] > 0) s.complete();
     reach[r] = step_limit<F, C>();
-    // The central moments of a part that holds about m slopes are off by a share of 1/sqrt(m), and enter with the cube of the step.
-    if (s.part[0] > 0) reach[r] = least(reach[r], 2 * std::cbrt(kEps<C> * std::sqrt(s.part[0])));
+    if (s.part[0] > 0) {
+      // The spread of q over a part that holds m slopes is off by a share of 1/sqrt(m), and enters with the cube of the step.
+      double spread = s.complete();
+      reach[r] = least(reach[r], 2 * std::cbrt(kEps<C> * std::sqrt(s.part[0]) / most(spread, 1e-30)));
+    }
     s.y.add(complement ? k[r] - double(n) : -k[r]);
     missing[r] = complement ? s.y.get() : -s.y.get();
     v0[r] = s.v[0], v1[r] = s.v[1], v2[r] = s.v[2], v3[r] = s.v[3];
