@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -57,20 +58,18 @@ def test_equals_the_reference(family: str, dtype: torch.dtype, n: int) -> None:
     out = []
     for native in (True, False):
         leaves = [value.clone().requires_grad_() for value in (x, k, tau)]
-        with contextlib_disabled(not native):
+        with reference(not native):
             y = khot.soft_topk(*leaves, method=family)
             out.append([y, *torch.autograd.grad((y * g).sum(), leaves)])
     finite = x.isfinite().all(-1)
     scale = {torch.float32: 1.0, torch.float64: 1e-6, torch.bfloat16: 3e4, torch.float16: 3e3}[dtype]
-    for mine, reference, size in zip(*out, (2e-6, 2e-5, 2e-5, 2e-4), strict=True):
-        assert mine.dtype == reference.dtype
-        assert_close(mine[finite], reference[finite], rtol=1e-4 * scale**0.5, atol=size * scale, equal_nan=True)
+    for mine, theirs, size in zip(*out, (2e-6, 2e-5, 2e-5, 2e-4), strict=True):
+        assert mine.dtype == theirs.dtype
+        assert_close(mine[finite], theirs[finite], rtol=1e-4 * scale**0.5, atol=size * scale, equal_nan=True)
 
 
-def contextlib_disabled(off: bool):
-    import contextlib
-
-    return kernels.disabled() if off else contextlib.nullcontext()
+def reference(on: bool):
+    return kernels.disabled() if on else contextlib.nullcontext()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
