@@ -57,6 +57,11 @@ def section(name: str, rows: list[dict[str, Any]]) -> str:
     tables = getattr(importlib.import_module(f"bench.{name}"), "tables", None)
     row, load_average = rows[-1], statistics.median(row.get("load", 0.0) for row in rows)
     where = f"{row['cpu']}, {row['cores']} cores, {row['isa']}; Python {row['python']}, torch {row['torch']}, commit `{row['commit']}`."
-    pictures = [f"![{title}](figures/{title}.png)" for title in PICTURES.get(name, [name]) if (DOCS / f"{title}.png").exists()]
+    pictures = [f"![{title}](figures/{title}.png)" for title in _pictures(name)]
     text = [f"## {name.capitalize()}", ABOUT.get(name, ""), f"Measured on {where} Load average: {load_average:.1f}.", *pictures]
     return "\n\n".join([part for part in text if part] + [table.markdown() for table in (tables(rows) if tables else [])])
+
+
+def _pictures(name: str) -> list[str]:
+    drawn = sorted(path.stem for path in DOCS.glob(f"{name}*.png"))
+    return [title for title in PICTURES.get(name, drawn) if title in drawn]

@@ -132,9 +132,9 @@ def _played(entry: Entry, x: Tensor, v: Tensor, k: int, record: Recorder) -> boo
 def _again(entries: list[Entry], x: Tensor, v: Tensor, seconds: float) -> None:
     """More turns on the last batch where they are cheap: a few short calls tell little about time."""
     until = time.perf_counter() + seconds
-    for _ in range(15):
+    for _ in range(25):
         for entry in entries:
-            if entry.times[-1] < seconds / 20:
+            if statistics.median(entry.times) < seconds / 20:
                 began = time.perf_counter()
                 entry.select(x, v)
                 entry.times.append(time.perf_counter() - began)
