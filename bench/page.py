@@ -18,8 +18,8 @@ ABOUT = {
     "memory": "Peak of the resident memory, and what autograd keeps, as multiples of the input.",
     "quality": "How near the mask is to the hard top-k and how undecided it is, on normal scores.",
     "gradient": "The gradient beside that of the hard objective smoothed by noise, and a toy: which subset explains what is seen?",
-    "seeds": "The experiment of the paper on successive halving: 85 pairs of n and k, d = 32, 256 items in batches of 16. nCCS is the "
-    "mean over the true rows of the best cosine among the selected ones. The best setting is the best of a sweep with a live gradient.",
+    "seeds": "The experiment of the paper on successive halving: 85 pairs of n and k, d = 32, batches of 16 (256 items there). nCCS is "
+    "the mean over the true rows of the best cosine among the selected ones. The best setting is the best of a sweep with a live gradient.",
     "sampling": "Random masks with exactly k ones: one draw of each design, timed in turns with torch's own sort and random numbers.",
     "estimators": "Each gradient estimator against the exact gradient of the expected objective, by enumerating all subsets.",
 }
@@ -56,7 +56,7 @@ def section(name: str, rows: list[dict[str, Any]]) -> str:
     """One benchmark: what it is, where it ran, figures, tables."""
     tables = getattr(importlib.import_module(f"bench.{name}"), "tables", None)
     row, load_average = rows[-1], statistics.median(row.get("load", 0.0) for row in rows)
-    where = f"{row['cpu']}, {row['cores']} cores, {row['isa']}; Python {row['python']}, torch {row['torch']}, commit `{row['commit']}`."
+    where = f"{row['cpu']}, {row['cores']} cores, {row['isa']}; Python {row['python']}, torch {row['torch']}, {_commits(rows)}."
     pictures = [f"![{title}](figures/{title}.png)" for title in _pictures(name)]
     text = [f"## {name.capitalize()}", ABOUT.get(name, ""), f"Measured on {where} Load average: {load_average:.1f}.", *pictures]
     return "\n\n".join([part for part in text if part] + [table.markdown() for table in (tables(rows) if tables else [])])
@@ -65,3 +65,9 @@ def section(name: str, rows: list[dict[str, Any]]) -> str:
 def _pictures(name: str) -> list[str]:
     drawn = sorted(path.stem for path in DOCS.glob(f"{name}*.png"))
     return [title for title in PICTURES.get(name, drawn) if title in drawn]
+
+
+def _commits(rows: list[dict[str, Any]]) -> str:
+    """The commits behind the rows: data may have been completed or renewed in part by a later run."""
+    found = dict.fromkeys(row["commit"] for row in rows)
+    return ("commit " if len(found) == 1 else "in several runs at commits ") + ", ".join(f"`{commit}`" for commit in found)

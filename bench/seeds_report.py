@@ -36,7 +36,9 @@ def summary(rows: list[dict[str, Any]], method: str) -> dict[str, Any]:
     """Deviation from the published figures of one method."""
     mine = {(row["n"], row["k"]): row["nccs"] for row in rows if same(row, what=method, setting="published")}
     gaps = [abs(mine[cell] - value) for cell, value in published.NCCS[method].items() if cell in mine]
-    found = {"cells": len(mine), "published cells": len(gaps)}
+    items = sorted({row["items"] for row in rows if same(row, what=method, setting="published")})
+    found: dict[str, Any] = {"items a cell": " to ".join(str(i) for i in dict.fromkeys([*items[:1], *items[-1:]]))}
+    found |= {"cells": len(mine), "published cells at hand": len(gaps)}
     if gaps:
         found["mean absolute deviation"] = round(statistics.fmean(gaps), 4)
     if len(mine) == CELLS:

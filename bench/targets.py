@@ -64,7 +64,7 @@ def _speed(rows: list[Row]) -> list[list[str]]:
 
 
 def _rivals(rows: list[Row]) -> list[list[str]]:
-    """Time over that of ``torch.topk`` (k >= n/16), and over that of the fastest peer, on the same input in the same run."""
+    """Time over that of ``torch.topk`` (k >= n/16), and of the fastest peer, on the same input; each as a ratio to softmax beside it."""
     timed = [row for row in rows if "ratio" in row and same(row, kernels="on", dtype="float32")]
     mine = [row for row in timed if row["what"] == "sigmoid"]
     topk = _fastest(row for row in timed if row["what"] == "topk" and row["count"] in ("n/16", "n/2"))
