@@ -18,7 +18,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent / "native"
 LIBRARY = "_native.so"
-FLAGS = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
+FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
 VARIANTS = {
     "base": [],
     "avx2": ["-mavx2", "-mfma"],

@@ -55,8 +55,10 @@ def _watched() -> bool:
     return torch.compiler.is_compiling() or bool(torch._C._len_torch_dispatch_stack())  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _learns(*values: Number) -> bool:
-    return torch.is_grad_enabled() and any(isinstance(value, Tensor) and value.requires_grad for value in values)
+def _learns(scores: Tensor, k: Number, tau: Number) -> bool:
+    if not torch.is_grad_enabled():
+        return False
+    return scores.requires_grad or isinstance(k, Tensor) and k.requires_grad or isinstance(tau, Tensor) and tau.requires_grad
 
 
 def threshold_forward(x: Tensor, k: Number, tau: Number, family: Family, rows: Rows = LOCAL) -> tuple[Tensor, Tensor]:

@@ -150,6 +150,18 @@ template <class C> Stats moments(Row<C> x, int64_t n, C reference) {
   return s;
 }
 
+// Sum and sum of squares of the values of a sample, a whole number of groups or nearly.
+struct Spread { double sum = 0, square = 0; };
+template <class C> Spread spread_of(const C* y, int64_t n) {
+  using P = Wide<C>;
+  Vec<C> sum{}, square{};
+  for (int64_t i = 0; i + kGroup<C> <= n; i += kGroup<C>) {
+    P v = load_pack<P>(y + i);
+    sum += fold(v), square += fold(v * v);
+  }
+  return {sum_lanes(sum), sum_lanes(square)};
+}
+
 // The range of the finite scores, and how many of each other kind there are.
 template <class C> Stats classify(Row<C> x, int64_t n) {
   Vec<C> low = splat(kInf<C>), high = splat(-kInf<C>);

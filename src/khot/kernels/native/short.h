@@ -2,7 +2,7 @@
 //
 // With few scores to a row, what is done once per row weighs as much as what is done per score. Here a block of rows
 // is transposed, so that sums need no adding across lanes and the steps of all rows are taken at once. Rows that are not
-// ordinary (infinite scores, wide spreads, no quick convergence) are left to the careful solver.
+// ordinary (infinite scores, no quick convergence) are left to the careful solver.
 #pragma once
 #include "solver.h"
 
@@ -29,7 +29,7 @@ template <class F> class ShortRows {
     }
     read(x, rows);
     unsigned good = start();
-    if (__builtin_popcount(good) * 2 < kRows) return 0;
+    if (!good) return 0;
     good &= complement ? iterate<true>() : iterate<false>();
     return good & write(y, rows);
   }
@@ -97,13 +97,68 @@ template <class F> class ShortRows {
     sum += d, square = fma(d, d, square), probe = fma(x, VecF{}, probe);
   }
 
-  // As if the scores were normal, like the careful solver.
+  // As if the scores were normal, or by counting where they are spread too wide; like the careful solver.
   unsigned start() {
     Lanes share = 1 / double(n), mean = widen(sum) * share, spread = widen(square) * share - mean * mean;
     Lanes variance = atleast(0.0, spread) * lanes(inv_tau) * lanes(inv_tau);
     Lanes at = widen(load(high)) + mean - lanes(tau) * F::start(lanes(quantile), lanes(normal), variance);
+    unsigned wide = bits_of(~(variance < kSharp)), finite = bits_of(widen(probe) == Lanes(0.0));
     store(high, narrow(at));
-    return bits_of((widen(probe) == Lanes(0.0)) & (variance < kSharp));
+    if (wide & finite) locate(wide);
+    return finite;
+  }
+
+  // For the rows of `which`, a level with k scores above it. The interval is cut in the middle and in proportion to the
+  // counts by turns.
+  void locate(unsigned which) {
+    const VecF wanted = narrow(lanes(k)), near = narrow(0.5 * lanes(tau));
+    IntF open{};
+    for (int r = 0; r < kRows; r++) open[r] = -int(which >> r & 1);
+    const IntF chosen = open;
+    VecF low_end = splat(kInf<float>), high_end = -low_end, low_count = splat(float(n)), high_count{}, level{};
+    for (int64_t c = 0; c < n; c++) {
+      VecF x = load(data + c * kRows);
+      low_end = vmin(low_end, x), high_end = vmax(high_end, x);
+    }
+    low_end -= vabs(low_end) * kEps<float> + std::numeric_limits<float>::min();
+    IntF exact{};
+    for (int round = 0; round < 64 && bits_of_lanes(open); round++) {
+      VecF share = (low_count - wanted) / (low_count - high_count);
+      share = round % 2 ? vmax(splat(0.1f), vmin(splat(0.9f), share)) : splat(0.5f);
+      VecF t = fma(high_end - low_end, share, low_end);
+      VecF count = count_above(t);
+      IntF found = count == wanted, up = open & (count > wanted), down = open & ~up;
+      // Of two neighbouring numbers the upper one is a score.
+      IntF closed = found | (high_end - low_end <= near) | ~((t > low_end) & (t < high_end));
+      level = open ? ((t > low_end) & (t < high_end) ? t : high_end) : level;
+      exact |= open & found;
+      low_end = up ? t : low_end, low_count = up ? count : low_count;
+      high_end = down ? t : high_end, high_count = down ? count : high_count;
+      open &= ~closed;
+    }
+    VecF below = splat(-kInf<float>), above = splat(kInf<float>);
+    for (int64_t c = 0; c < n; c++) {
+      VecF x = load(data + c * kRows);
+      IntF up = x > level;
+      below = vmax(below, up ? splat(-kInf<float>) : x), above = vmin(above, up ? x : splat(kInf<float>));
+    }
+    VecF middle = below + 0.5f * (above - below);
+    level = exact & (middle - middle == 0.f) ? middle : level;
+    store(high, chosen ? level : load(high));
+    for (int r = 0; r < kRows; r++)
+      if (chosen[r]) low[r] = F::kCentre;
+  }
+  VecF count_above(VecF level) const {
+    IntF count[4] = {};
+    int64_t c = 0;
+    for (; c + 4 <= n; c += 4) KHOT_EACH(4, count[j] -= load(data + (c + j) * kRows) > level);
+    for (; c < n; c++) count[0] -= load(data + c * kRows) > level;
+    return __builtin_convertvector((count[0] + count[1]) + (count[2] + count[3]), VecF);
+  }
+  static bool bits_of_lanes(IntF mask) {
+    int any = 0;
+    for (int j = 0; j < kRows; j++) any |= mask[j];
+    return any;
   }
 
   Shift<VecF> shift() const {
@@ -150,7 +205,7 @@ template <class F> class ShortRows {
       done = bits_of(near | settled);
       // A row that is settled stays; one that goes astray is left to the careful solver.
       Lanes move = select((absolute(d) <= 8.0) & ~(settled & ~near), d, Lanes(0.0));
-      if (done == (1u << kRows) - 1 || round == 3) {
+      if (done == (1u << kRows) - 1 || round == 4) {
         store_pack(F::kRefined ? pending : low, F::kRefined ? move : lanes(low) + move);
         return done;
       }

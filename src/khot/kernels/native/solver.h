@@ -213,7 +213,7 @@ template <class F, class C> class Solver {
   // by more than a fraction of tau, it still tells between which levels to count.
   bool start_from_sample(int r) {
     constexpr int64_t w = 8;
-    int64_t groups = least(kSampleMost, most(int64_t(512), n / 32)) / w, m = groups * w;
+    int64_t groups = least(kSampleMost, most(int64_t(256), n / 64)) / w, m = groups * w;
     C* sample = static_cast<C*>(std::malloc(2 * size_t(m) * sizeof(C)));
     if (!sample) return search(r);
     const Stored exact = sizeof(C) == 4 ? kFloat32 : kFloat64;
@@ -229,9 +229,8 @@ template <class F, class C> class Solver {
     small.solve();
     bool usable = !small.is_closed(0);
     if (usable) {
-      double squares = 0, total = 0;
-      for (int64_t i = 0; i < m; i++) squares += double(sample[m + i]) * double(sample[m + i]), total += double(sample[m + i]);
-      double spread = std::sqrt(most(0.0, squares - total * total / double(m))) / small.slope_sum(0);
+      Spread y = spread_of(sample + m, m);
+      double spread = std::sqrt(most(0.0, y.square - y.sum * y.sum / double(m))) / small.slope_sum(0);
       if (spread < 0.3) {
         std::free(sample);
         centre(r, small.foot(0));
@@ -305,18 +304,18 @@ template <class F, class C> class Solver {
       if (width <= 0.5 * tau[r]) return double(lo) + 0.5 * width;
       C level[4];
       int inside = 0;
-      int64_t rank_lo = rank_of(lo), rank_hi = rank_of(hi);
+      const uint64_t rank = uint64_t(rank_of(lo)), span = uint64_t(rank_of(hi)) - rank;
       bool hinted = round == 0 && (from > double(lo) || to < double(hi));
       double a = hinted ? most(from, double(lo)) : double(lo), b = hinted ? least(to, double(hi)) : double(hi);
       for (int j = 0; j < 4; j++) {
         C t;
         if (hinted) t = C(a + (b - a) * j / 3);
-        else if (round & 1) of_rank(rank_lo + int64_t(uint64_t(rank_hi - rank_lo) / 5) * (j + 1), t);
+        else if (round & 1) of_rank(int64_t(rank + span / 5 * uint64_t(j + 1)), t);
         else t = C(a + (b - a) * ((j + 1) / 5.0));
         if (t > lo && t < hi) level[inside++] = t;
       }
-      if (!inside && uint64_t(rank_hi - rank_lo) > 1) {  // fewer than five numbers are left between: take them in turn
-        of_rank(rank_lo + int64_t(uint64_t(rank_hi - rank_lo) / 2), level[inside++]);
+      if (!inside && span > 1) {  // fewer than five numbers are left between: take them in turn
+        of_rank(int64_t(rank + span / 2), level[inside++]);
       }
       if (!inside) return double(hi);  // neighbours: all that is left is a tie at hi
       for (int j = inside; j < 4; j++) level[j] = level[inside - 1];
