@@ -1,0 +1,85 @@
+"""The threshold family as fused row kernels for GPUs, where Triton is there: one program per row, no waiting for the host."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from khot.kernels import register
+from khot.kernels.cpu import FAMILIES, Native
+from khot.registry import Number
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # float64 runs on the reference
+BLOCK = 2048  # scores in flight at a time; a choice, not measured
+
+
+@functools.cache
+def installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def forward(x: Tensor, k: Number, tau: Number, family: str, *, shift: bool = True) -> tuple[Tensor, Tensor | None]:
+    """Like :func:`khot.kernels.cpu.forward`."""
+    x = x.detach().contiguous()
+    y, n = torch.empty_like(x), x.shape[-1]
+    t = x.new_empty((*x.shape[:-1], 1), dtype=torch.float64)
+    if x.numel():
+        _rows().forward[(x.numel() // n,)](
+            x, y, *_per_row(k, x), *_per_row(tau, x), t, n, FAMILY=FAMILIES[family], BLOCK=_block(n)
+        )  # fmt: skip
+    return y, t if shift else None
+
+
+def backward(
+    grad: Tensor, y: Tensor, tau: Number, family: str, x: Tensor | None = None, shift: Tensor | None = None, *, grad_k: bool = False
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Like :func:`khot.kernels.cpu.backward`."""
+    y, grad = y.detach().contiguous(), grad.detach().to(y.dtype).contiguous()
+    gx, n = torch.empty_like(y), y.shape[-1]
+    gk, gtau = (y.new_zeros((*y.shape[:-1], 1), dtype=torch.float64) for _ in range(2))
+    if y.numel():
+        learns_tau = x is not None
+        _rows().backward[(y.numel() // n,)](
+            y, grad, x.detach().contiguous() if x is not None else y, shift if shift is not None else gk, gx, gk, gtau, *_per_row(tau, y), n,
+            LEARNS_TAU=learns_tau, FAMILY=FAMILIES[family], BLOCK=_block(n),
+        )  # fmt: skip
+    return gx, gk if grad_k else None, gtau if x is not None else None
+
+
+def _rows() -> Any:
+    from khot.kernels import triton_rows
+
+    return triton_rows
+
+
+def _block(n: int) -> int:
+    return min(BLOCK, max(16, 1 << (n - 1).bit_length()))
+
+
+def _per_row(value: Number, x: Tensor) -> tuple[Tensor, int]:
+    """The values and the distance from one row's to the next: 0 where all rows share one."""
+    if isinstance(value, Tensor) and value.numel() > 1:
+        return value.detach().double().expand(*x.shape[:-1], 1).contiguous(), 1
+    if isinstance(value, Tensor):
+        return value.detach().double().reshape(1), 0
+    return torch.full((1,), value, dtype=torch.float64, device=x.device), 0
+
+
+def _takes(family: str, x: Tensor, k: Number, tau: Number) -> bool:
+    return (
+        x.is_cuda
+        and not torch.compiler.is_compiling()
+        and type(x) in (Tensor, torch.nn.Parameter)
+        and family in FAMILIES
+        and x.dtype in DTYPES
+        and not torch._C._functorch.is_functorch_wrapped_tensor(x)  # pyright: ignore[reportAttributeAccessIssue]
+        and not torch._C._len_torch_dispatch_stack()  # pyright: ignore[reportAttributeAccessIssue]
+        and installed()
+    )
+
+
+register("threshold", _takes, Native(forward, backward))

@@ -1,0 +1,54 @@
+"""The Triton kernels, run by Triton's interpreter on CPU tensors. No speed is claimed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CODE = """
+import numpy as np, torch
+from khot.kernels import cpu, triton
+from khot.relaxations._family import family_of
+from khot.relaxations._threshold import threshold_gradients
+from tests.kernels.rows import counts, hostile, truth
+
+family, n = {family!r}, {n}
+rows = hostile(n)
+x = torch.stack(list(rows.values())).float()
+for k in counts(n):
+    for tau in (1.0, 0.3):
+        y, shift = triton.forward(x, k, tau, family)
+        for name, row, mine in zip(rows, x.double().numpy(), y.double().numpy(), strict=True):
+            np.testing.assert_allclose(mine, truth(row, k, tau, family), rtol=0, atol=1e-6, err_msg=f"{{name}}, k={{k}}, tau={{tau}}")
+            total = min(k, (row > -np.inf).sum())
+            assert not abs(mine.sum() - total) > 4 * np.finfo(np.float32).eps * max(1, total), (name, k, tau, mine.sum())
+ordinary = x[[list(rows).index(name) for name in ("normal", "few values", "sorted", "tied")]]
+k, tau = torch.linspace(0.7, n - 0.7, 4).unsqueeze(-1), torch.linspace(0.5, 2, 4).unsqueeze(-1)
+g = torch.randn(ordinary.shape, generator=torch.Generator().manual_seed(0))
+for dtype, atol in ((torch.float32, 2e-5), (torch.bfloat16, 4e-2)):
+    y, shift = triton.forward(ordinary.to(dtype), k, tau, family)
+    gx, gk, gtau = triton.backward(g.to(dtype), y, tau, family, ordinary.to(dtype), shift, grad_k=True)
+    expected = threshold_gradients(g.to(dtype), y, ordinary.to(dtype), shift, tau, family_of(family, 0.0), True, True)
+    for mine, theirs in zip((gx, gk, gtau), expected):
+        torch.testing.assert_close(mine.double(), theirs.double(), rtol=2e-3, atol=atol)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed; it has no build for this machine")
+@pytest.mark.parametrize("family", ["sigmoid", "euclidean", "laplace", "gaussian"])
+@pytest.mark.parametrize("n", [1, 7, 40])
+def test_in_the_interpreter(family: str, n: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CODE.format(family=family, n=n)],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
