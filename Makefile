@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
 ARGS ?=
+ASAN_FLAGS ?= $(if $(filter x86_64,$(shell uname -m)),-mavx2 -mfma)
 export OMP_NUM_THREADS ?= 2
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := pyproject.toml constraints.txt $(wildcard setup.py src/khot/kernels/native/*)
 
-.PHONY: demo test slow bench docs tables lint format clean
+.PHONY: demo test slow asan bench docs tables lint format clean
 
 demo: $(VENV)/.demo  ## learn which pixels to look at; draws khot-demo.png
 	$(BIN)/khot demo $(ARGS)
@@ -19,6 +20,12 @@ test: $(VENV)/.dev  ## laws, oracles, layers, doctests, the README's code
 
 slow: $(VENV)/.dev  ## the long tests alone
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m slow $(ARGS)
+
+asan:  ## the native kernel under AddressSanitizer and UndefinedBehaviorSanitizer
+	mkdir -p build
+	$(CXX) -std=c++17 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -Wno-psabi -DKHOT_ISA=base $(ASAN_FLAGS) \
+	  src/khot/kernels/native/kernel.cpp src/khot/kernels/native/entry.cpp tests/kernels/check.cpp -o build/check -ldl -lpthread
+	./build/check
 
 bench: $(VENV)/.bench  ## make bench ARGS="speed --quick"
 	$(BIN)/python -m bench $(ARGS)

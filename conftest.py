@@ -1,10 +1,15 @@
 """What every test and every doctest finds in place."""
 
+import importlib.util
+
 import pytest
 import torch
 from hypothesis import settings
 
 import khot
+
+# The one file that imports an optional dependency when it is imported itself.
+collect_ignore = [] if importlib.util.find_spec("triton") else ["src/khot/kernels/triton_rows.py"]
 
 # Two workers on two cores: a thread pool in each would only get in the other's way.
 torch.set_num_threads(1)

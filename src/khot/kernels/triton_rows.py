@@ -1,3 +1,4 @@
+# pyright: reportAttributeAccessIssue=false  (it takes the neighbouring file of that name for Triton)
 """The Triton kernels themselves, one program per row.
 
 A row's threshold is searched like in the reference: Newton steps kept inside a bracket bring ``t``, a float32 number, within reach;
@@ -185,9 +186,7 @@ def forward(x, y, k_values, k_stride, tau_values, tau_stride, t_out, n, FAMILY: 
 
 
 @triton.jit
-def backward(
-    y, g, x, shift, gx, gk, gtau, tau_values, tau_stride, n, LEARNS_TAU: tl.constexpr, FAMILY: tl.constexpr, BLOCK: tl.constexpr
-):
+def backward(y, g, x, shift, gx, gk, gtau, tau_values, tau_stride, n, LEARNS_TAU: tl.constexpr, FAMILY: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     y += row * n
     g += row * n
