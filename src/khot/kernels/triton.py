@@ -41,11 +41,12 @@ def backward(
     y, grad = y.detach().contiguous(), grad.detach().to(y.dtype).contiguous()
     gx, n = torch.empty_like(y), y.shape[-1]
     gk, gtau = (y.new_zeros((*y.shape[:-1], 1), dtype=torch.float64) for _ in range(2))
+    scores = y if x is None else x.detach().contiguous()
+    near = gk if shift is None else shift
     if y.numel():
-        learns_tau = x is not None
         _rows().backward[(y.numel() // n,)](
-            y, grad, x.detach().contiguous() if x is not None else y, shift if shift is not None else gk, gx, gk, gtau, *_per_row(tau, y), n,
-            LEARNS_TAU=learns_tau, FAMILY=FAMILIES[family], BLOCK=_block(n),
+            y, grad, scores, near, gx, gk, gtau, *_per_row(tau, y), n,
+            LEARNS_TAU=x is not None, FAMILY=FAMILIES[family], BLOCK=_block(n),
         )  # fmt: skip
     return gx, gk if grad_k else None, gtau if x is not None else None
 

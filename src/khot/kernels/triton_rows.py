@@ -1,4 +1,4 @@
-# pyright: reportAttributeAccessIssue=false  (it takes the neighbouring file of that name for Triton)
+# pyright: reportAttributeAccessIssue=false
 """The Triton kernels themselves, one program per row.
 
 A row's threshold is searched like in the reference: Newton steps kept inside a bracket bring ``t``, a float32 number, within reach;
