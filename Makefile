@@ -24,7 +24,7 @@ slow: $(VENV)/.dev  ## the long tests alone
 asan:  ## the native kernel under AddressSanitizer and UndefinedBehaviorSanitizer
 	mkdir -p build
 	$(CXX) -std=c++17 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -Wno-psabi -DKHOT_ISA=base $(ASAN_FLAGS) \
-	  src/khot/kernels/native/kernel.cpp src/khot/kernels/native/entry.cpp tests/kernels/check.cpp -o build/check -ldl -lpthread
+	  $(addprefix src/khot/kernels/native/,kernel.cpp entry.cpp tournament.cpp) tests/kernels/check.cpp -o build/check -ldl -lpthread
 	./build/check
 
 bench: $(VENV)/.bench  ## make bench ARGS="speed --quick"

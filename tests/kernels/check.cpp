@@ -1,4 +1,4 @@
-// The kernels on awkward rows, as a program of its own: what `make asan` runs under the sanitizers, and what can be run
+// The kernels and the tournament on awkward rows, as a program of its own: what `make asan` runs under the sanitizers, and what can be run
 // for another architecture under an emulator. Each row lies at the end of its allocation, so that a read or a write too
 // far is seen.
 #include <cmath>
@@ -15,6 +15,12 @@ extern "C" {
 int khot_threshold_forward(int, int, const void*, void*, const double*, double, const double*, double, double*, int64_t, int64_t, int);
 int khot_threshold_backward(int, int, const void*, const void*, const void*, const double*, void*, double*, double*, const double*, double,
                             int64_t, int64_t, int);
+int khot_order(int, const void*, int64_t*, int64_t, int64_t, int);
+int khot_tournament_forward(int, const void*, const double*, double, double, int, int64_t*, void*, int64_t, int64_t, int64_t, int, int);
+int khot_tournament_backward(int, const void*, const double*, double, double, int, const int64_t*, const void*, void*, double*, int64_t, int64_t,
+                             int64_t, int, int);
+int khot_bags_forward(int, const void*, const void*, const int64_t*, void*, int64_t, int64_t, int64_t, int64_t, int64_t, int);
+int khot_bags_backward(int, const void*, const void*, const int64_t*, const void*, void*, void*, int64_t, int64_t, int64_t, int64_t, int64_t, int);
 const char* khot_isa();
 }
 
@@ -73,6 +79,68 @@ static void check(int family, int dtype, int64_t rows, int64_t n, int kind, int 
   }
 }
 
+static void require(bool holds, const char* what, int64_t n, int64_t k, int kind) {
+  if (holds) return;
+  failures++;
+  std::printf("%s: n %lld k %lld kind %d\n", what, (long long)n, (long long)k, kind);
+}
+
+template <class T> static T any_score(int kind, std::mt19937& random) {
+  std::normal_distribution<double> normal;
+  if (kind == 1) return T(random() % 4);
+  if (kind == 2) return T(random() % 5 ? normal(random) : random() % 3 ? -INFINITY : INFINITY);
+  if (kind == 3) return T(random() % 40 ? normal(random) : NAN);
+  return T(kind == 4 ? 1e30 * normal(random) : kind == 5 ? 1e-3 * normal(random) : normal(random));
+}
+
+// Sorts, plays, sums and differentiates: the order must descend, every item must sit in one place, every place must weigh 1.
+template <class T> static void tournament(int dtype, int64_t rows, int64_t n, int64_t k, int kind, bool power, int threads, std::mt19937& random) {
+  const int64_t d = 1 + int64_t(random() % 70);
+  int rounds = 0;
+  while ((k << rounds) < n) rounds++;
+  int64_t width = int64_t(1) << rounds, all = rows * k * width;
+  std::unique_ptr<T[]> scores(new T[rows * n]), weight(new T[all]), x(new T[rows * n * d]), out(new T[rows * k * d]), gs(new T[rows * n]);
+  std::unique_ptr<T[]> gx(new T[rows * n * d]), gw(new T[all]);
+  std::unique_ptr<int64_t[]> order(new int64_t[rows * n]), leaves(new int64_t[all]);
+  std::vector<double> tau(rows), gtau(rows);
+  for (double& t : tau) t = 0.5 + double(random() % 100) / 50;
+  for (int64_t i = 0; i < rows * n; i++) scores[i] = any_score<T>(kind, random);
+  for (int64_t i = 0; i < rows * n * d; i++) x[i] = 1;
+  khot_order(dtype, scores.get(), order.get(), rows, n, threads);
+  khot_tournament_forward(dtype, scores.get(), tau.data(), 0, 50, power, leaves.get(), weight.get(), rows, n, k, rounds, threads);
+  khot_bags_forward(dtype, x.get(), weight.get(), leaves.get(), out.get(), rows, n, d, k, width, threads);
+  khot_bags_backward(dtype, x.get(), weight.get(), leaves.get(), out.get(), gx.get(), gw.get(), rows, n, d, k, width, threads);
+  khot_tournament_backward(dtype, scores.get(), tau.data(), 0, 50, power, leaves.get(), gw.get(), gs.get(), gtau.data(), rows, n, k, rounds, threads);
+  for (int64_t r = 0; r < rows; r++) {
+    const T* s = scores.get() + r * n;
+    std::vector<int> seen(n);
+    bool descends = true, once = true, has_nan = false;
+    int64_t present = 0;
+    for (int64_t i = 0; i < n; i++) has_nan |= s[i] != s[i], present += s[i] > -INFINITY;
+    for (int64_t i = 1; i < n; i++) descends &= !(s[order[r * n + i - 1]] < s[order[r * n + i]]);
+    for (int64_t i = 0; i < k * width; i++) seen[leaves[r * k * width + i]]++;
+    for (int count : seen) once &= count == 1 || count == 2;
+    require(descends, "order", n, k, kind);
+    require(once, "leaves", n, k, kind);
+    if (has_nan || (power && kind == 4)) continue;  // powers overflow
+    double sum = 0;
+    for (int64_t p = r * k; p < (r + 1) * k; p++) sum += out[p * d];
+    require(std::fabs(sum - double(present < k ? present : k)) < 1e-5 * double(k), "weights", n, k, kind);
+    for (int64_t i = 0; i < n; i++) require(std::isfinite(gs[r * n + i]), "gradient", n, k, kind);
+  }
+}
+
+static void tournaments(std::mt19937& random) {
+  for (int64_t n : {1, 2, 3, 5, 8, 31, 33, 64, 100, 500, 2047, 2500})
+    for (int64_t k : {1, 2, 3, 8, 31, 400})
+      for (int kind = 0; kind < 6; kind++)
+        for (int64_t rows : {1, 5}) {
+          if (k > n) continue;
+          tournament<float>(0, rows, n, k, kind, kind % 2, 1 + int(random() % 3), random);
+          tournament<double>(1, rows, n, k, kind, random() % 2, 1 + int(random() % 3), random);
+        }
+}
+
 int main() {
   std::printf("%s\n", khot_isa());
   std::mt19937 random(1);
@@ -83,6 +151,7 @@ int main() {
         for (int kind = 0; kind < 7; kind++)
           for (int64_t rows : {1, 3, 19})
             if (rows * n < 100000) check(family, dtype, rows, n, kind, 1 + int(random() % 3), random);
+  tournaments(random);
   std::vector<std::thread> many;
   for (int t = 0; t < 8; t++) {
     many.emplace_back([t] {

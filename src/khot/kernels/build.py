@@ -54,7 +54,8 @@ def build(target: Path, extra: list[str] | None = None, machine: str | None = No
         objects = {name: job for name, job in jobs.items() if _finish(job) or name == "base"}
         has = [f"-DKHOT_HAVE_{name.upper()}" for name in objects if name != "base"]
         objects["entry"] = _start(cxx, "entry.cpp", [*has, *extra], scratch)
-        for name in ("base", "entry"):
+        objects["tournament"] = _start(cxx, "tournament.cpp", extra, scratch)
+        for name in ("base", "entry", "tournament"):
             if not _finish(objects[name]):
                 raise BuildError(f"{' '.join(cxx)} could not compile the kernel:\n{objects[name].errors.read_text()}")
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -51,14 +51,14 @@ def forward(x: Tensor, k: Number, tau: Number, family: str, *, shift: bool = Tru
         family: a key of :data:`FAMILIES`.
         shift: whether to return the thresholds.
     """
-    x = _dense(x)
+    x = dense(x)
     y = torch.empty_like(x)
     n = x.shape[-1]
     t = x.new_empty((*x.shape[:-1], 1), dtype=torch.float64) if shift else None
-    k_rows, k = _per_row(k, x)
-    tau_rows, tau = _per_row(tau, x)
+    k_rows, k = per_row(k, x)
+    tau_rows, tau = per_row(tau, x)
     LIBRARY.khot_threshold_forward(
-        FAMILIES[family], DTYPES[x.dtype], x.data_ptr(), y.data_ptr(), _pointer(k_rows), k, _pointer(tau_rows), tau, _pointer(t),
+        FAMILIES[family], DTYPES[x.dtype], x.data_ptr(), y.data_ptr(), pointer(k_rows), k, pointer(tau_rows), tau, pointer(t),
         x.numel() // n if n else 0, n, torch.get_num_threads(),
     )  # fmt: skip
     return y, t
@@ -71,17 +71,17 @@ def backward(
 
     The slope is computed from ``y``: for the gaussian by way of the inverse of its distribution function.
     """
-    y, grad = _dense(y), _dense(grad if grad.dtype == y.dtype else grad.to(y.dtype))
+    y, grad = dense(y), dense(grad if grad.dtype == y.dtype else grad.to(y.dtype))
     gx = torch.empty_like(y)
     n = y.shape[-1]
     rows = (*y.shape[:-1], 1)
     gk = y.new_empty(rows, dtype=torch.float64) if grad_k else None
     gtau = y.new_empty(rows, dtype=torch.float64) if x is not None else None
-    x = None if x is None else _dense(x)
-    tau_rows, tau = _per_row(tau, y)
+    x = None if x is None else dense(x)
+    tau_rows, tau = per_row(tau, y)
     LIBRARY.khot_threshold_backward(
-        FAMILIES[family], DTYPES[y.dtype], y.data_ptr(), grad.data_ptr(), _pointer(x), _pointer(shift), gx.data_ptr(), _pointer(gk),
-        _pointer(gtau), _pointer(tau_rows), tau, y.numel() // n if n else gx.new_empty(rows).numel(), n, torch.get_num_threads(),
+        FAMILIES[family], DTYPES[y.dtype], y.data_ptr(), grad.data_ptr(), pointer(x), pointer(shift), gx.data_ptr(), pointer(gk),
+        pointer(gtau), pointer(tau_rows), tau, y.numel() // n if n else gx.new_empty(rows).numel(), n, torch.get_num_threads(),
     )  # fmt: skip
     return gx, gk, gtau
 
@@ -93,18 +93,18 @@ class Native(NamedTuple):
     backward: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]]
 
 
-def _dense(tensor: Tensor) -> Tensor:
+def dense(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_contiguous() else tensor.detach().contiguous()
 
 
-def _per_row(value: Number, x: Tensor) -> tuple[Tensor | None, float]:
+def per_row(value: Number, x: Tensor) -> tuple[Tensor | None, float]:
     """A column as contiguous float64, one for each row; or a plain number."""
     if not isinstance(value, Tensor):
         return None, value
     return value.detach().double().expand(*x.shape[:-1], 1).contiguous(), 0.0
 
 
-def _pointer(tensor: Tensor | None) -> int | None:
+def pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
@@ -119,14 +119,19 @@ def _takes(family: str, x: Tensor, k: Number, tau: Number) -> bool:
         not torch.compiler.is_compiling()
         and family in FAMILIES
         and x.dtype in DTYPES
-        and _plain(x)
-        and (type(k) is float or isinstance(k, Tensor) and _plain(k))
-        and (type(tau) is float or isinstance(tau, Tensor) and _plain(tau))
-        and not _num_modes()
+        and plain(x)
+        and (type(k) is float or isinstance(k, Tensor) and plain(k))
+        and (type(tau) is float or isinstance(tau, Tensor) and plain(tau))
+        and not watched()
     )
 
 
-def _plain(x: Tensor) -> bool:
+def watched() -> bool:
+    """Whether a mode takes down what is called."""
+    return bool(_num_modes())
+
+
+def plain(x: Tensor) -> bool:
     return type(x) in _KINDS and x.is_cpu and x.layout is torch.strided and not _is_wrapped(x)
 
 

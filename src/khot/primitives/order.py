@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from khot import kernels
 from khot.registry import readable
 
 _MANY = 1 << 15  # from here on PyTorch sorts integers by radix
@@ -21,7 +22,8 @@ def sort_descending(values: Tensor, sorted_nearly: bool = False) -> tuple[Tensor
         >>> sort_descending(torch.tensor([1.0, 3.0, 2.0]))
         (tensor([3., 2., 1.]), tensor([1, 2, 0]))
     """
-    if sorted_nearly or not _as_integers(values):
+    native = kernels.pick("order", values)
+    if native is None and (sorted_nearly or not _as_integers(values)):
         ordered = values.sort(dim=-1, descending=True, stable=True)
         return ordered.values, ordered.indices
     order = descending_order(values)
@@ -49,6 +51,9 @@ def descending_order(values: Tensor) -> Tensor:
         tensor([1, 3, 2, 0])
     """
     values = values.detach()
+    native = kernels.pick("order", values)
+    if native is not None:
+        return native(values)
     if not _as_integers(values):
         return values.sort(dim=-1, descending=True, stable=True).indices
     n = values.shape[-1]

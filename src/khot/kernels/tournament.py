@@ -1,0 +1,147 @@
+"""The native row sort, tournament and weighted sums, called through ctypes, for tensors that hold their own memory."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from khot.kernels import register
+from khot.kernels.cpu import LIBRARY, dense, per_row, plain, pointer, watched
+from khot.registry import Number
+
+DTYPES = {torch.float32: 0, torch.float64: 1}
+MOST = 1 << 30  # items in a row, which are counted in 32 bits
+_library: Any = LIBRARY
+HERE = hasattr(_library, "khot_order")  # a library built before these entry points has the others
+
+if HERE:
+    _pointer, _real, _whole, _index = ctypes.c_void_p, ctypes.c_double, ctypes.c_int, ctypes.c_int64
+    _library.khot_order.argtypes = [_whole, _pointer, _pointer, _index, _index, _whole]
+    _library.khot_tournament_forward.argtypes = [
+        _whole, _pointer, _pointer, _real, _real, _whole, _pointer, _pointer, _index, _index, _index, _whole, _whole
+    ]  # fmt: skip
+    _library.khot_tournament_backward.argtypes = [
+        _whole, _pointer, _pointer, _real, _real, _whole, *4 * [_pointer], _index, _index, _index, _whole, _whole
+    ]  # fmt: skip
+    _library.khot_bags_forward.argtypes = [_whole, *4 * [_pointer], *5 * [_index], _whole]
+    _library.khot_bags_backward.argtypes = [_whole, *6 * [_pointer], *5 * [_index], _whole]
+
+
+def order(values: Tensor) -> Tensor:
+    """``(..., n)`` int64: the indices that sort every row from the largest to the smallest, equal values in their order, nan first."""
+    values = dense(values)
+    out = torch.empty(values.shape, dtype=torch.long)
+    n = values.shape[-1]
+    _done(_library.khot_order(DTYPES[values.dtype], values.data_ptr(), out.data_ptr(), _rows(values), n, torch.get_num_threads()))
+    return out
+
+
+def play(scores: Tensor, k: int, rounds: int, tau: Number, boost: float, power: bool) -> tuple[Tensor, Tensor]:
+    """Successive halving of every row.
+
+    Args:
+        scores: ``(..., n)``.
+        k: places, positive.
+        rounds: the least with ``k 2^rounds >= n``.
+        tau: a number or a ``(..., 1)`` column.
+        boost: the gain of a duel.
+        power: whether duels are softmaxes over powers of 20.
+
+    Returns:
+        The items of each place, neighbours meeting first, and their weights, both ``(..., k, 2^rounds)``. The best, where they meet
+        nobody in the first round, meet themselves, with weight 0.
+    """
+    scores = dense(scores)
+    leaves = torch.empty(*scores.shape[:-1], k, 1 << rounds, dtype=torch.long)
+    weight = torch.empty(leaves.shape, dtype=scores.dtype)
+    tau_rows, tau = per_row(tau, scores)
+    code = _library.khot_tournament_forward(
+        DTYPES[scores.dtype], scores.data_ptr(), pointer(tau_rows), tau, boost, power, leaves.data_ptr(), weight.data_ptr(),
+        _rows(scores), scores.shape[-1], k, rounds, torch.get_num_threads(),
+    )  # fmt: skip
+    _done(code)
+    return leaves, weight
+
+
+def play_backward(grad: Tensor, scores: Tensor, leaves: Tensor, tau: Number, boost: float, power: bool) -> tuple[Tensor, Tensor]:
+    """The gradients in the scores and, as a float64 column, in tau, from that in the weights."""
+    scores, grad = dense(scores), dense(grad)
+    out = torch.empty_like(scores)
+    grad_tau = torch.empty(*scores.shape[:-1], 1, dtype=torch.float64)
+    tau_rows, tau = per_row(tau, scores)
+    k, rounds = leaves.shape[-2], leaves.shape[-1].bit_length() - 1
+    code = _library.khot_tournament_backward(
+        DTYPES[scores.dtype], scores.data_ptr(), pointer(tau_rows), tau, boost, power, leaves.data_ptr(), grad.data_ptr(),
+        out.data_ptr(), grad_tau.data_ptr(), _rows(scores), scores.shape[-1], k, rounds, torch.get_num_threads(),
+    )  # fmt: skip
+    _done(code)
+    return out, grad_tau
+
+
+def collect(x: Tensor, weight: Tensor, items: Tensor) -> Tensor:
+    """``(..., n, d), (..., k, s), (..., k, s) -> (..., k, d)``: the sum of ``weight_s x[items_s]`` over every bag."""
+    x, weight, items = dense(x), dense(weight), dense(items)
+    out = torch.empty(*items.shape[:-1], x.shape[-1], dtype=x.dtype)
+    code = _library.khot_bags_forward(
+        DTYPES[x.dtype], x.data_ptr(), weight.data_ptr(), items.data_ptr(), out.data_ptr(), *_bags(x, items), torch.get_num_threads()
+    )
+    _done(code)
+    return out
+
+
+def collect_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, items: Tensor, *, grad_x: bool, grad_weight: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients asked for; no item may stand in two bags."""
+    x, weight, items, grad = dense(x), dense(weight), dense(items), dense(grad)
+    out_x, out_weight = torch.empty_like(x) if grad_x else None, torch.empty_like(weight) if grad_weight else None
+    code = _library.khot_bags_backward(
+        DTYPES[x.dtype], x.data_ptr(), weight.data_ptr(), items.data_ptr(), grad.data_ptr(), pointer(out_x), pointer(out_weight),
+        *_bags(x, items), torch.get_num_threads(),
+    )  # fmt: skip
+    _done(code)
+    return out_x, out_weight
+
+
+class Pair(NamedTuple):
+    """The two halves of an implementation."""
+
+    forward: Callable[..., tuple[Tensor, Tensor] | Tensor]
+    backward: Callable[..., tuple[Tensor | None, Tensor | None]]
+
+
+def _rows(values: Tensor) -> int:
+    return values.numel() // values.shape[-1] if values.shape[-1] else 0
+
+
+def _bags(x: Tensor, items: Tensor) -> tuple[int, int, int, int, int]:
+    n, d = x.shape[-2:]
+    k, size = items.shape[-2:]
+    return items.numel() // (k * size) if items.numel() else 0, n, d, k, size
+
+
+def _done(code: int) -> None:
+    if code:
+        raise MemoryError("no memory to sort the rows in; take fewer or shorter rows at once")
+
+
+def _takes(values: Tensor, *others: Number) -> bool:
+    """Whether the tensors lie in ordinary memory and have one type, with nobody watching the calls that are made on them."""
+    return (
+        not torch.compiler.is_compiling()
+        and values.dtype in DTYPES
+        and plain(values)
+        and values.shape[-1] <= MOST
+        and all(not isinstance(other, Tensor) or plain(other) and other.dtype is values.dtype for other in others)
+        and not watched()
+    )
+
+
+if HERE:
+    register("order", _takes, order)
+    register("tournament", _takes, Pair(play, play_backward))
+    register("bags", _takes, Pair(collect, collect_backward))
