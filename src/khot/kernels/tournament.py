@@ -98,7 +98,8 @@ def collect_backward(
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients asked for; no item may stand in two bags."""
     x, weight, items, grad = dense(x), dense(weight), dense(items), dense(grad)
-    out_x, out_weight = torch.empty_like(x) if grad_x else None, torch.empty_like(weight) if grad_weight else None
+    blank = torch.empty_like if items.numel() else torch.zeros_like
+    out_x, out_weight = blank(x) if grad_x else None, blank(weight) if grad_weight else None
     code = _library.khot_bags_backward(
         DTYPES[x.dtype], x.data_ptr(), weight.data_ptr(), items.data_ptr(), grad.data_ptr(), pointer(out_x), pointer(out_weight),
         *_bags(x, items), torch.get_num_threads(),
