@@ -26,7 +26,9 @@ def scaled_topk(scores: Tensor, k: Number, tau: Number = 1.0) -> Tensor:
               y = \frac{k}{s} p \text{ if } s \ge k, \qquad 1 - y = \frac{n - k}{n - s} (1 - p) \text{ otherwise}
 
     It costs one pass, but it is not invariant to a shift of the scores, and its limit for small temperatures is not the top-k:
-    :func:`khot.sigmoid_topk` moves the sigmoids where this one scales them.
+    :func:`khot.sigmoid_topk` moves the sigmoids where this one scales them. The paper feeds these probabilities to conditional Poisson
+    sampling, which is :func:`khot.sample` with ``design="conditional_poisson"`` here; the scaling is the one that the public code
+    of later comparisons takes from it, with the complement where the sum is short.
 
     Args:
         scores: ``(..., n)``, or any shape with ``dim`` given.

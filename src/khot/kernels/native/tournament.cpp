@@ -91,9 +91,18 @@ template <int kBits, class E> E* radix_sort(E* e, E* spare, int64_t n) {
   return e;
 }
 
+constexpr int64_t kShort = 32;
+
+// Whether a row longer than kShort begins in no order at all.
+template <class E> bool jumbled(const E* e) {
+  int descents = 0;
+  for (int64_t i = 0; i < kShort; i++) descents += e[i + 1].key < e[i].key;
+  return descents > kShort / 4;
+}
+
 // Stable; `spare` has room for n. Returns where the result lies.
 template <class E> E* sort_entries(E* e, E* spare, int64_t n) {
-  if (insertion_sort(e, n, n <= 32 ? n * n : 2 * n)) return e;
+  if (n <= kShort ? insertion_sort(e, n, n * n) : !jumbled(e) && insertion_sort(e, n, 2 * n)) return e;
   return n < 2048 ? radix_sort<8>(e, spare, n) : radix_sort<11>(e, spare, n);
 }
 
@@ -143,20 +152,29 @@ inline float exp_minus(float d) {
 }
 inline double exp_minus(double d) { return std::exp(-d); }
 
-inline float power(float x) {  // of kBase
-  double t = x * 4.321928094887363;
-  t = t > 128 ? 128 : t < -127 ? -127 : t;
-  double i = double(int32_t(t == t ? t + (t < 0 ? -0.5 : 0.5) : 0.0));
-  return scaled_exp(float((t - i) * 0.6931471805599453), int32_t(i));
+// kBase^x. The product with the logarithm is split, so that what is left of it after whole powers of two has all its digits.
+inline float power(float x) {
+  constexpr float magic = 12582912.0f, log_high = 2.9951171875f, log_low = 6.15086054e-4f;
+  float t = x > 30.0f ? 30.0f : x < -30.0f ? -30.0f : x;
+  float rounded = t * 4.32192809f + magic;
+  int32_t whole;
+  std::memcpy(&whole, &rounded, 4);
+  whole -= 0x4b400000;
+  float i = rounded - magic;
+  uint32_t bits;
+  std::memcpy(&bits, &t, 4);
+  bits &= 0xfffff000u;
+  float high;
+  std::memcpy(&high, &bits, 4);
+  float rest = (high * log_high - i * 0.693359375f) + (high * log_low + (t - high) * (log_high + log_low)) + i * 2.12194440e-4f;
+  whole = whole > 128 ? 128 : whole < -127 ? -127 : whole;  // infinite, 0
+  return scaled_exp(rest, t == t ? whole : 0);
 }
 inline double power(double x) { return std::pow(kBase, x); }
 
 template <class T> struct Rules {
   bool is_power;
   T gain, tau;  // gain = boost / tau
-
-  // How far ahead the better is, as the argument of the sigmoid.
-  T lead(T a, T b) const { return is_power ? power(a / tau) - power(b / tau) : (a - b) * gain; }
 };
 
 template <class T> struct Duel { T win, lose, after; };
@@ -232,20 +250,22 @@ template <class T> struct Table {  // what a thread needs to play one row
   void fight(int64_t entrants, int64_t byes, const Rules<T>& rules, bool has_infinite, T* win, T* lose) {
     int64_t half = (entrants + byes) / 2, duels = half - byes;
     for (int64_t i = 0; i < byes; i++) win[i] = 1, lose[i] = 0, value[i] = ordered[i];
-    const T *a = ordered.data() + byes, *last = ordered.data() + entrants - 1;
-    T *b = worst.data(), *after = value.data() + byes;
-    win += byes, lose += byes;
+    const T *__restrict a = ordered.data() + byes, *last = ordered.data() + entrants - 1;  // none of these overlap: they go in vectors
+    T *__restrict b = worst.data(), *__restrict after = value.data() + byes, *__restrict won = win + byes, *__restrict lost = lose + byes;
     for (int64_t i = 0; i < duels; i++) b[i] = last[-i];
-    for (int64_t i = 0; i < duels; i++) win[i] = rules.lead(a[i], b[i]);
+    if (rules.is_power)
+      for (int64_t i = 0; i < duels; i++) won[i] = power(a[i] / rules.tau) - power(b[i] / rules.tau);
+    else
+      for (int64_t i = 0; i < duels; i++) won[i] = (a[i] - b[i]) * rules.gain;
     for (int64_t i = 0; i < duels; i++) {
-      Duel<T> d = decide(a[i], b[i], win[i]);
-      win[i] = d.win, lose[i] = d.lose, after[i] = d.after;
+      Duel<T> d = decide(a[i], b[i], won[i]);
+      won[i] = d.win, lost[i] = d.lose, after[i] = d.after;
     }
     if (!has_infinite) return;
     for (int64_t i = 0; i < duels; i++) {
       if (finite(a[i]) && finite(b[i])) continue;
       Duel<T> d = decide_infinite(a[i], b[i]);
-      win[i] = d.win, lose[i] = d.lose, after[i] = d.after;
+      won[i] = d.win, lost[i] = d.lose, after[i] = d.after;
     }
   }
 
