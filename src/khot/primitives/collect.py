@@ -29,7 +29,7 @@ def collect(x: Tensor, weight: Tensor, items: Tensor) -> Tensor:
         tensor([[0.0000, 1.0000, 0.0000],
                 [0.5000, 0.0000, 0.5000]])
     """
-    if readable(x) and readable(weight) and forward_ad._current_level < 0:
+    if readable(x) and readable(weight) and forward_ad._current_level < 0 and x.shape[-1]:
         native = kernels.pick("bags", x, weight)
         if native is not None and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)):
             return native.forward(x, weight, items)

@@ -57,7 +57,8 @@ def descending_order(values: Tensor) -> Tensor:
     if not _as_integers(values):
         return values.sort(dim=-1, descending=True, stable=True).indices
     n = values.shape[-1]
-    bits = (values + 0.0).reshape(-1, n).view(torch.int32)  # + 0.0 makes one zero of the two
+    plain = (values + 0.0).masked_fill_(values.isnan(), torch.nan)  # one zero of the two, one nan of many
+    bits = plain.reshape(-1, n).view(torch.int32)
     sign = bits >> 31
     row = torch.arange(bits.shape[0]).unsqueeze(-1)
     key = bits.bitwise_xor_(sign.bitwise_and_(0x7FFFFFFF)).bitwise_not_().long().add_((row << 32) + (1 << 31))

@@ -15,8 +15,8 @@ from torch.autograd import forward_ad
 from torch.autograd.function import Function
 
 from khot import kernels
-from khot.primitives.order import sort_descending
-from khot.registry import Number, column
+from khot.primitives.order import descending_order, sort_descending
+from khot.registry import Number, column, readable
 from khot.relaxations._rows import deeper, ordinary
 
 BASE = 20.0  # of the published power boost
@@ -50,10 +50,13 @@ def play(scores: Tensor, k: int, tau: Number, rules: Rules) -> Bracket:
         return Bracket(torch.empty(*scores.shape[:-1], 0, 1, dtype=torch.long, device=scores.device), scores[..., :0].unsqueeze(-1))
     tau = column(tau, scores)
     native = kernels.pick("tournament", scores, tau) if forward_ad._current_level < 0 else None
+    learns = torch.is_grad_enabled() and (scores.requires_grad or isinstance(tau, Tensor) and tau.requires_grad)
     if native is None:
-        leaves = _seed(scores.detach(), k, tau.detach() if isinstance(tau, Tensor) else tau, rules)
-        return Bracket(leaves, _weigh(scores, leaves, tau, rules))
-    if torch.is_grad_enabled() and (scores.requires_grad or isinstance(tau, Tensor) and tau.requires_grad):
+        found = _seed(scores.detach(), k, tau.detach() if isinstance(tau, Tensor) else tau, rules)
+        if readable(scores) and not learns and forward_ad._current_level < 0:
+            return found
+        return Bracket(found.leaves, _weigh(scores, found.leaves, tau, rules))
+    if learns:
         return Bracket(*_Native.apply(scores, tau, k, rules, native))
     return Bracket(*native.forward(scores, k, num_rounds(scores.shape[-1], k), tau, *rules))
 
@@ -90,32 +93,44 @@ def _gradients(grad: Tensor, scores: Tensor, leaves: Tensor, tau: Number, rules:
     return [next(found) if need else None for need in needed[:2]]
 
 
-def _seed(values: Tensor, k: int, tau: Number, rules: Rules) -> Tensor:
-    """The leaves: all rounds on the scores alone, then every pair back to the two that met in it."""
-    rounds = num_rounds(values.shape[-1], k)
-    finite, met, byes = ordinary(values), [], (k << rounds) - values.shape[-1]
-    for seats in (k << r for r in range(rounds, 0, -1)):
-        ordered, order = sort_descending(values, sorted_nearly=bool(met))
+def _seed(scores: Tensor, k: int, tau: Number, rules: Rules) -> Bracket:
+    """All rounds, then every pair back to the two that met in it; without gradient."""
+    finite, values, played = ordinary(scores), scores, []
+    byes = (k << num_rounds(scores.shape[-1], k)) - scores.shape[-1]
+    while values.shape[-1] > k:
+        ordered, order = sort_descending(values, sorted_nearly=bool(played))
+        half = (ordered.shape[-1] + byes) // 2
+        values, share = _duel(ordered[..., byes:half], ordered[..., half:].flip(-1), tau, rules, finite)
         if byes:
             order = torch.cat([order, order[..., :byes].flip(-1)], -1)
-        met.append(torch.stack([order[..., : seats // 2], order[..., seats // 2 :].flip(-1)], -1))
-        best, worst = ordered[..., byes : seats // 2], ordered[..., seats // 2 :].flip(-1)
-        after = _duel(best, worst, tau, rules, finite)[0]
-        values, byes = torch.cat([ordered[..., :byes], after], -1) if byes else after, 0
-    if not met:
-        return sort_descending(values)[1].unsqueeze(-1)
-    leaves = met.pop()
-    for pairs in reversed(met):
-        index = leaves.flatten(-2).unsqueeze(-1)
-        leaves = pairs.gather(-2, index.expand(*index.shape[:-1], 2)).unflatten(-2, (k, -1)).flatten(-2)
-    return leaves
+            share = torch.cat([_keeps_all(share).expand(*share.shape[:-2], byes, 2), share], -2)
+            values, byes = torch.cat([ordered[..., :byes], values], -1), 0
+        played.append((torch.stack([order[..., :half], order[..., half:].flip(-1)], -1), share))
+    if not played:
+        leaves = descending_order(scores).unsqueeze(-1)
+        return Bracket(leaves, _settled(torch.ones_like(leaves, dtype=scores.dtype), scores, leaves))
+    leaves, weight = played.pop()
+    for pair, share in reversed(played):
+        index = leaves.flatten(-2).unsqueeze(-1).expand(*leaves.shape[:-2], -1, 2)
+        leaves = pair.gather(-2, index).unflatten(-2, (k, -1)).flatten(-2)
+        weight = (share.gather(-2, index).unflatten(-2, (k, -1)) * weight.unsqueeze(-1)).flatten(-2)
+    return Bracket(leaves, weight if finite else _settled(weight, scores, leaves))
+
+
+def _settled(weight: Tensor, scores: Tensor, leaves: Tensor) -> Tensor:
+    """An item at -inf weighs nothing, a nan makes its row nan."""
+    there = _at(scores.detach(), leaves) > -torch.inf
+    return torch.where(there, weight, 0.0).masked_fill(scores.isnan().any(-1)[..., None, None], torch.nan)
+
+
+def _at(scores: Tensor, leaves: Tensor) -> Tensor:
+    return scores.gather(-1, leaves.flatten(-2)).unflatten(-1, leaves.shape[-2:])
 
 
 def _weigh(scores: Tensor, leaves: Tensor, tau: Number, rules: Rules) -> Tensor:
     """The weights of the leaves, differentiable."""
     finite, tau = ordinary(scores), deeper(tau)
-    value = scores.gather(-1, leaves.flatten(-2)).unflatten(-1, leaves.shape[-2:])
-    there, shares = value.detach() > -torch.inf, []
+    value, shares = _at(scores, leaves), []
     while value.shape[-1] > 1:
         value, share = _duel(*value.unflatten(-1, (-1, 2)).unbind(-1), tau, rules, finite)
         shares.append(share)
@@ -124,15 +139,17 @@ def _weigh(scores: Tensor, leaves: Tensor, tau: Number, rules: Rules) -> Tensor:
     weight = value.masked_fill(torch.ones_like(value, dtype=torch.bool), 1.0)  # has a gradient, if none but 0, without a round too
     for share in reversed(shares):
         weight = (weight.unsqueeze(-1) * share).flatten(-2)
-    if finite:
-        return weight
-    return torch.where(there, weight, 0.0).masked_fill(scores.isnan().any(-1)[..., None, None], torch.nan)
+    return weight if finite else _settled(weight, scores, leaves)
 
 
 def _with_byes(share: Tensor, leaves: Tensor) -> Tensor:
     """Who meets himself keeps everything."""
     first, second = leaves.unflatten(-1, (-1, 2)).unbind(-1)
-    return torch.where((first == second).unsqueeze(-1), torch.tensor([1.0, 0.0], dtype=share.dtype, device=share.device), share)
+    return torch.where((first == second).unsqueeze(-1), _keeps_all(share), share)
+
+
+def _keeps_all(share: Tensor) -> Tensor:
+    return torch.tensor([1.0, 0.0], dtype=share.dtype, device=share.device)
 
 
 def _duel(best: Tensor, worst: Tensor, tau: Number, rules: Rules, finite: bool) -> tuple[Tensor, Tensor]:
