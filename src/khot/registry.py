@@ -27,6 +27,7 @@ RELAXATIONS: Mapping[str, Relaxation] = MappingProxyType(_relaxations)
 DESIGNS: Mapping[str, Design] = MappingProxyType(_designs)
 
 _WIDENED = (torch.float16, torch.bfloat16)
+_any_autocast = torch._C._is_any_autocast_enabled
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -279,12 +280,13 @@ def _door(
 ) -> Callable[..., Tensor]:
     def entered(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1, **given: Any) -> Tensor:
         check(scores, k, tau, dim=dim, fractional=fractional)
-        check_options(name, given, options)
+        if given:
+            check_options(name, given, options)
         if not fractional:
             k = int(k)
         if kind == "matrix" and dim not in (-1, scores.ndim - 1):
             raise ValueError(f"a matrix method works along the last dimension, got dim={dim}; move it with scores.movedim({dim}, -1)")
-        if torch.is_autocast_enabled(scores.device.type):
+        if _any_autocast() and torch.is_autocast_enabled(scores.device.type):
             with torch.autocast(scores.device.type, enabled=False):
                 return run(scores, k, tau, dim, given)
         return run(scores, k, tau, dim, given)

@@ -51,12 +51,12 @@ def forward(x: Tensor, k: Number, tau: Number, family: str, *, shift: bool = Tru
         family: a key of :data:`FAMILIES`.
         shift: whether to return the thresholds.
     """
-    x = dense(x)
+    x = x if x.is_contiguous() else x.detach().contiguous()
     y = torch.empty_like(x)
     n = x.shape[-1]
     t = x.new_empty((*x.shape[:-1], 1), dtype=torch.float64) if shift else None
-    k_rows, k = per_row(k, x)
-    tau_rows, tau = per_row(tau, x)
+    k_rows, k = (None, k) if type(k) is float else per_row(k, x)
+    tau_rows, tau = (None, tau) if type(tau) is float else per_row(tau, x)
     LIBRARY.khot_threshold_forward(
         FAMILIES[family], DTYPES[x.dtype], x.data_ptr(), y.data_ptr(), pointer(k_rows), k, pointer(tau_rows), tau, pointer(t),
         x.numel() // n if n else 0, n, torch.get_num_threads(),
@@ -71,9 +71,16 @@ def backward(
 
     The slope is computed from ``y``: for the gaussian by way of the inverse of its distribution function.
     """
-    y, grad = dense(y), dense(grad if grad.dtype == y.dtype else grad.to(y.dtype))
+    y = y if y.is_contiguous() else y.detach().contiguous()
+    grad = grad if grad.dtype is y.dtype and grad.is_contiguous() else grad.to(y.dtype).contiguous()
     gx = torch.empty_like(y)
     n = y.shape[-1]
+    if not grad_k and x is None and type(tau) is float:  # what nearly every call is
+        LIBRARY.khot_threshold_backward(
+            FAMILIES[family], DTYPES[y.dtype], y.data_ptr(), grad.data_ptr(), None, None, gx.data_ptr(), None, None, None, tau,
+            y.numel() // n if n else 0, n, torch.get_num_threads(),
+        )  # fmt: skip
+        return gx, None, None
     rows = (*y.shape[:-1], 1)
     gk = y.new_empty(rows, dtype=torch.float64) if grad_k else None
     gtau = y.new_empty(rows, dtype=torch.float64) if x is not None else None
@@ -111,12 +118,13 @@ def pointer(tensor: Tensor | None) -> int | None:
 _KINDS = (Tensor, torch.nn.Parameter)
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
 _num_modes = torch._C._len_torch_dispatch_stack  # pyright: ignore[reportAttributeAccessIssue]
+_in_transform = torch._C._are_functorch_transforms_active  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _takes(family: str, x: Tensor, k: Number, tau: Number) -> bool:
     """Whether the tensors lie in ordinary memory, with nobody watching the calls that are made on them."""
     return (
-        not torch.compiler.is_compiling()
+        not torch.compiler.is_compiling()  # first: a compiler cannot read the rest
         and family in FAMILIES
         and x.dtype in DTYPES
         and plain(x)
@@ -127,8 +135,8 @@ def _takes(family: str, x: Tensor, k: Number, tau: Number) -> bool:
 
 
 def watched() -> bool:
-    """Whether a mode takes down what is called."""
-    return bool(_num_modes())
+    """Whether a mode or a transform takes down what is called."""
+    return bool(_num_modes()) or _in_transform()
 
 
 def plain(x: Tensor) -> bool:

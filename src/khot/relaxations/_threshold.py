@@ -31,16 +31,14 @@ def threshold_topk(scores: Tensor, k: Number, tau: Number, family: Family) -> Te
 
 def threshold_mask(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor:
     """:func:`threshold_topk` with ``k`` and ``tau`` already numbers or ``(..., 1)`` columns."""
-    if forward_ad._current_level >= 0:
-        return threshold_columns(scores, k, tau, family)[0]
-    if _watched():
+    native = kernels.pick("threshold", family.name, scores, k, tau) if forward_ad._current_level < 0 else None
+    if native is not None:
+        if _learns(scores, k, tau):
+            return _Fused.apply(scores, k, tau, family, native)
+        return native.forward(scores, k, tau, family.name, shift=False)[0]
+    if forward_ad._current_level < 0 and _watched():
         return threshold_operator(scores, k, tau, family)
-    native = kernels.pick("threshold", family.name, scores, k, tau)
-    if native is None:
-        return threshold_columns(scores, k, tau, family)[0]
-    if _learns(scores, k, tau):
-        return _Fused.apply(scores, k, tau, family, native)
-    return native.forward(scores, k, tau, family.name, shift=False)[0]
+    return threshold_columns(scores, k, tau, family)[0]
 
 
 def threshold_operator(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor:
@@ -108,22 +106,25 @@ class _Fused(Function):
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, k: Number, tau: Number, family: Family, native: Any) -> Tensor:
-        learns_tau = isinstance(tau, Tensor)
+        ctx.family, ctx.native, ctx.tau, learns_tau = family, native, tau, type(tau) is not float
         y, t = native.forward(scores, k, tau, family.name, shift=learns_tau)
-        ctx.family, ctx.native, ctx.tau = family, native, None if learns_tau else tau
-        ctx.save_for_backward(y, *((scores, t, tau) if learns_tau else ()))
+        if learns_tau:
+            ctx.tau = None
+            ctx.save_for_backward(y, scores, t, tau)
+        else:
+            ctx.save_for_backward(y)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        y, *rest = ctx.saved_tensors
-        scores, t, tau = rest if rest else (None, None, ctx.tau)
-        _, learns_k, learns_tau, *_ = ctx.needs_input_grad
-        if torch.is_grad_enabled() or kernels.pick("threshold", ctx.family.name, grad, y, tau) is not ctx.native:
+        family, native = ctx.family, ctx.native
+        y, scores, t, tau = (*ctx.saved_tensors, None, None, ctx.tau) if ctx.tau is not None else ctx.saved_tensors
+        _, learns_k, learns_tau, _, _ = ctx.needs_input_grad
+        if torch.is_grad_enabled() or kernels.pick("threshold", family.name, grad, y, tau) is not native:
             # It will be differentiated again, or somebody is watching.
             t = None if t is None else t.to(torch.promote_types(y.dtype, torch.float32))
-            return *threshold_gradients(grad, y, scores, t, tau, ctx.family, learns_k, learns_tau), None
-        return *ctx.native.backward(grad, y, tau, ctx.family.name, scores if learns_tau else None, t, grad_k=learns_k), None, None
+            return *threshold_gradients(grad, y, scores, t, tau, family, learns_k, learns_tau), None
+        return *native.backward(grad, y, tau, family.name, scores if learns_tau else None, t, grad_k=learns_k), None, None
 
 
 class _Reverse(Function):

@@ -165,7 +165,11 @@ struct Gaussian {
   }
   // Phi(u + d) from Phi(u), to fourth order; d is small, so that phi need not be precise.
   template <class P, class Z, class C = typename P::T> static KHOT_INLINE P refine(P x, P y, const Shift<Z>& s) {
-    P u = argument(x, s), square = u * u, d = P(s.factor), phi = exp2(square * C(-0.72134752044448170)) * C(0.39894228040143268);
+    P u = argument(x, s);
+    return refine(x, y, exp2(u * u * C(-0.72134752044448170)) * C(0.39894228040143268), s);
+  }
+  template <class P, class Z, class C = typename P::T> static KHOT_INLINE P refine(P x, P y, P phi, const Shift<Z>& s) {
+    P u = argument(x, s), square = u * u, d = P(s.factor);
     P fourth = u * (C(3) - square) * C(1.0 / 24), third = (square - C(1)) * C(1.0 / 6), second = u * C(-0.5);
     return fma(phi * d, fma(fma(fma(fourth, d, third), d, second), d, P(1)), y);
   }

@@ -35,12 +35,10 @@ template <class F> void short_rows(const KhotForward& a, Stored type, int64_t fr
   for (int64_t first = from; first < to; first += most_rows) {
     int rows = int(least<int64_t>(most_rows, to - first));
     Row<float> x[most_rows], y[most_rows];
-    double k[most_rows], tau[most_rows];
-    for (int r = 0; r < rows; r++) {
-      x[r] = row_of<float>(a.x, type, (first + r) * a.n), y[r] = row_of<float>(a.y, type, (first + r) * a.n);
-      k[r] = a.k[(first + r) * a.k_stride], tau[r] = a.tau[(first + r) * a.tau_stride];
-    }
-    unsigned done = solver.solve(x, y, k, tau, rows, memo);
+    for (int r = 0; r < rows; r++) x[r] = row_of<float>(a.x, type, (first + r) * a.n), y[r] = row_of<float>(a.y, type, (first + r) * a.n);
+    if (first == from || a.k_stride || a.tau_stride)
+      solver.set(a.k + first * a.k_stride, a.k_stride, a.tau + first * a.tau_stride, a.tau_stride, rows, memo);
+    unsigned done = solver.solve(x, y, rows);
     if (a.shift)
       for (int r = 0; r < rows; r++) a.shift[first + r] = solver.threshold(r);
     for (int part = 0; part < rows; part += kLanes) {
@@ -50,9 +48,11 @@ template <class F> void short_rows(const KhotForward& a, Stored type, int64_t fr
   }
 }
 
+template <class C> bool is_short(int64_t n) { return sizeof(C) == 4 && n <= kShortMost; }
+
 template <class F, class C> void forward_rows(const KhotForward& a, Stored type, int64_t from, int64_t to, int threads, Memo& memo) {
   if constexpr (sizeof(C) == 4) {
-    if (a.n <= kShortMost && to - from > 1) return short_rows<F>(a, type, from, to, memo);
+    if (is_short<C>(a.n) && to - from > 1) return short_rows<F>(a, type, from, to, memo);
   }
   solve_rows<F, C>(a, type, from, to, ~0u, threads, memo);
 }
@@ -60,7 +60,7 @@ template <class F, class C> void forward_rows(const KhotForward& a, Stored type,
 template <class F, class C> int forward(const KhotForward& a, Stored type) {
   struct Context { const KhotForward* a; Stored type; int64_t lanes, groups, chunks; };
   int threads = team_for(a.threads, a.rows, a.n);
-  int64_t lanes = a.n > kSampledFrom ? 1 : a.n <= kShortMost ? most(kLanes, kWidth<float>) : kLanes, groups = (a.rows + lanes - 1) / lanes;
+  int64_t lanes = a.n > kSampledFrom ? 1 : is_short<C>(a.n) ? most(kLanes, kWidth<float>) : kLanes, groups = (a.rows + lanes - 1) / lanes;
   if (lanes == 1 && groups < threads) {  // few long rows: the threads share each of them
     Memo memo;
     for (int64_t r = 0; r < a.rows; r++) forward_rows<F, C>(a, type, r, r + 1, threads, memo);
@@ -70,8 +70,9 @@ template <class F, class C> int forward(const KhotForward& a, Stored type) {
   auto body = [](void* p, int64_t i) {
     Context& c = *static_cast<Context*>(p);
     Memo memo;
-    for (int64_t g = c.groups * i / c.chunks; g < c.groups * (i + 1) / c.chunks; g++)
-      forward_rows<F, C>(*c.a, c.type, g * c.lanes, least(c.a->rows, (g + 1) * c.lanes), 1, memo);
+    int64_t from = c.groups * i / c.chunks, to = c.groups * (i + 1) / c.chunks, at_once = is_short<C>(c.a->n) ? to - from : 1;
+    for (int64_t g = from; g < to; g += at_once)
+      forward_rows<F, C>(*c.a, c.type, g * c.lanes, least(c.a->rows, (g + at_once) * c.lanes), 1, memo);
   };
   if (threads > 1) khot_parallel(threads, context.chunks, body, &context);
   else body(&context, 0);

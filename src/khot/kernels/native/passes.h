@@ -16,6 +16,7 @@ template <class F, class C, bool kComplement, bool kFromCache, bool kThin> struc
   LaneTotal<C> total;
   Vec<C> v0{}, v1{}, v2{}, v3{}, probe{}, part0{}, part1{};
 
+  explicit Measure(const Shift<C>& s) : shift(s) {}
   KHOT_INLINE void group(const C* from, C* cache) {
     P code = load_pack<P>(from);
     if constexpr (!kFromCache) {
@@ -66,7 +67,7 @@ Sums measure(Row<C> x, C* cache, int64_t n, const Shift<C>& shift) {
   constexpr C absent = kFromCache ? kInf<C> : -kInf<C>;  // counts as an excluded score, or as its code
   const Row<C> source = kFromCache ? Row<C>{cache, sizeof(C) == 4 ? kFloat32 : kFloat64} : x;
   const Row<C> kept = {cache, sizeof(C) == 4 ? kFloat32 : kFloat64};
-  Measure<F, C, kComplement, kFromCache, kThin> pass{shift};
+  Measure<F, C, kComplement, kFromCache, kThin> pass(shift);
   Sums sums;
   C in[kGroup<C>], out[kGroup<C>];
   for (int64_t i = 0; i < n;) {

@@ -16,17 +16,23 @@ template <class F> class ShortRows {
 
   explicit ShortRows(int64_t length) : n(length), columns((length + kUnroll - 1) / kUnroll * kUnroll) {}
 
-  // Solves kRows rows with these k and tau; returns which are done, one bit each.
-  unsigned solve(const Row<float>* x, const Row<float>* y, const double* k_, const double* tau_, int rows, Memo& memo) {
-    bool complement = k_[0] > 0.5 * double(n);
+  // The k and tau of the rows that come next; each is read at a multiple of its stride.
+  void set(const double* k_, int64_t k_stride, const double* tau_, int64_t tau_stride, int rows, Memo& memo) {
+    usable = true, complement = k_[0] > 0.5 * double(n);
     for (int r = 0; r < kRows; r++) {
       int from = least(r, rows - 1);
-      k[r] = k_[from], tau[r] = tau_[from], rest[r] = double(n) - k[r], low[r] = pending[r] = 0;
+      k[r] = k_[from * k_stride], tau[r] = tau_[from * tau_stride], rest[r] = double(n) - k[r];
       inv_tau[r] = r && tau[r] == tau[r - 1] ? inv_tau[r - 1] : 1 / tau[r];
-      if (!(k[r] > 0 && rest[r] > 0 && tau[r] > 0 && inv_tau[r] < kInf<double>) || complement != (k[r] > 0.5 * double(n))) return 0;
+      usable &= k[r] > 0 && rest[r] > 0 && tau[r] > 0 && inv_tau[r] < kInf<double> && complement == (k[r] > 0.5 * double(n));
+      if (!usable) return;
       memo.template set<F>(k[r], rest[r]);
       quantile[r] = memo.quantile, normal[r] = memo.normal;
     }
+  }
+
+  // Solves up to kRows rows; returns which are done, one bit each.
+  unsigned solve(const Row<float>* x, const Row<float>* y, int rows) {
+    if (!usable) return 0;
     read(x, rows);
     unsigned good = start();
     if (!good) return 0;
@@ -41,13 +47,15 @@ template <class F> class ShortRows {
   using Lanes = Pack<double, 2>;
   static_assert(Lanes::size == kRows, "a lane of doubles for each row");
   const int64_t n, columns;  // columns: n and a few that count as excluded
-  VecF sum, square, probe;
+  bool usable = false, complement = false;
+  VecF sum, square;
   alignas(64) float data[kShortMost * kRows];  // scores by columns; then their codes
   alignas(64) double k[kRows], rest[kRows], tau[kRows], inv_tau[kRows], quantile[kRows], normal[kRows], low[kRows], missing[kRows];
   alignas(64) float high[kRows] = {};
   Lanes v[4];
   alignas(64) double pending[kRows];  // kRefined: the last step, taken when y is written
-  alignas(64) float kept[F::kRefined ? kShortMost * kRows : kRows];  // and y before it
+  alignas(64) float kept[F::kRefined ? kShortMost * kRows : kRows];  // and, before it, y,
+  alignas(64) float slope[F::kRefined ? kShortMost * kRows : kRows];  // its slope
 
   static Lanes lanes(const double* a) { return load_pack<Lanes>(a); }
   static Lanes widen(VecF a) {
@@ -55,21 +63,13 @@ template <class F> class ShortRows {
     d.v[0] = widen_low(a), d.v[1] = widen_high(a);
     return d;
   }
-  static VecF narrow(Lanes a) {
-    VecF f{};
-    for (int j = 0; j < kRows / 2; j++) f[j] = float(a.v[0][j]), f[j + kRows / 2] = float(a.v[1][j]);
-    return f;
-  }
-  template <class M> static unsigned bits_of(M mask) {
-    unsigned b = 0;
-    for (int j = 0; j < kRows / 2; j++) b |= unsigned(mask.v[0][j] & 1) << j | unsigned(mask.v[1][j] & 1) << (j + kRows / 2);
-    return b;
-  }
+  static VecF narrow(Lanes a) { return narrow_both(a.v[0], a.v[1]); }
+  template <class M> static unsigned bits_of(M mask) { return sign_bits(mask.v[0]) | sign_bits(mask.v[1]) << kRows / 2; }
 
   void read(const Row<float>* x, int rows) {
     float buffer[kRows][kGroup<float>];
     const float* from[kRows];
-    sum = square = probe = VecF{};
+    sum = square = VecF{};
     VecF reference{};
     for (int64_t i = 0; i < n; i += kGroup<float>) {
       for (int r = 0; r < kRows; r++) from[r] = r < rows ? x[r].read(i, n, buffer[r], 0.f) : from[r - 1];
@@ -94,7 +94,7 @@ template <class F> class ShortRows {
   }
   KHOT_INLINE void look(VecF x, VecF reference) {
     VecF d = x - reference;
-    sum += d, square = fma(d, d, square), probe = fma(x, VecF{}, probe);
+    sum += d, square = fma(d, d, square);
   }
 
   // As if the scores were normal, or by counting where they are spread too wide; like the careful solver.
@@ -102,8 +102,10 @@ template <class F> class ShortRows {
     Lanes share = 1 / double(n), mean = widen(sum) * share, spread = widen(square) * share - mean * mean;
     Lanes variance = atleast(0.0, spread) * lanes(inv_tau) * lanes(inv_tau);
     Lanes at = widen(load(high)) + mean - lanes(tau) * F::start(lanes(quantile), lanes(normal), variance);
-    unsigned wide = bits_of(~(variance < kSharp)), finite = bits_of(widen(probe) == Lanes(0.0));
+    // An infinity or a nan, or numbers whose squares overflow, show in the spread.
+    unsigned wide = bits_of(~(variance < kSharp)), finite = bits_of(spread - spread == Lanes(0.0));
     store(high, narrow(at));
+    store_pack(low, Lanes(0.0)), store_pack(pending, Lanes(0.0));
     if (wide & finite) locate(wide);
     return finite;
   }
@@ -162,22 +164,22 @@ template <class F> class ShortRows {
   }
 
   Shift<VecF> shift() const {
-    Lanes a = lanes(low), factor = exp2(a * -1.4426950408889634), scale = lanes(inv_tau) * (F::kCached ? -1.4426950408889634 : 1.0);
-    return {load(high), narrow(scale), narrow(a), narrow(F::kRefined ? lanes(pending) : factor)};
+    Lanes a = lanes(low), scale = lanes(inv_tau) * (F::kCached ? -1.4426950408889634 : 1.0);
+    Lanes factor = F::kRefined ? lanes(pending) : F::kCached ? exp2(a * -1.4426950408889634) : a;
+    return {load(high), narrow(scale), narrow(a), narrow(factor)};
   }
 
   template <bool kComplement, bool kFresh> void evaluate() {
     const Shift<VecF> s = shift();
     Lanes total = 0.0;
     VecF v0{}, v1{}, v2{}, v3{};
+    // Two short loops: in one long one the processor cannot look far enough ahead to overlap the exponentials.
+    if constexpr (kFresh && F::kCached)
+      for (int64_t c = 0; c < columns; c += kUnroll) store_pack(data + c * kRows, F::encode(load_pack<P>(data + c * kRows), s));
     for (int64_t c = 0; c < columns; c += kUnroll) {
       P code = load_pack<P>(data + c * kRows);
-      if constexpr (kFresh && F::kCached) {
-        code = F::encode(code, s);
-        store_pack(data + c * kRows, code);
-      }
       auto m = F::template measure<kComplement>(code, s);
-      if constexpr (F::kRefined) store_pack(kept + c * kRows, m.kept);
+      if constexpr (F::kRefined) store_pack(kept + c * kRows, m.kept), store_pack(slope + c * kRows, m.slope);
       KHOT_EACH(P::U, v0 += m.slope.v[j]);
       if constexpr (F::kMoments == 2) KHOT_EACH(P::U, v1 = fma(m.slope.v[j], m.q.v[j], v1));
       if constexpr (F::kMoments == 4) {
@@ -215,7 +217,7 @@ template <class F> class ShortRows {
   }
 
   KHOT_INLINE P value(int64_t at, const Shift<VecF>& s) const {
-    if constexpr (F::kRefined) return F::refine(load_pack<P>(data + at), load_pack<P>(kept + at), s);
+    if constexpr (F::kRefined) return F::refine(load_pack<P>(data + at), load_pack<P>(kept + at), load_pack<P>(slope + at), s);
     else return F::value(load_pack<P>(data + at), s);
   }
 

@@ -117,8 +117,31 @@ KHOT_INLINE VecD widen_high(VecF x) { return (VecD)_mm256_cvtps_pd(_mm256_extrac
 KHOT_INLINE VecD widen_low(VecF x) { return VecD{x[0], x[1]}; }
 KHOT_INLINE VecD widen_high(VecF x) { return VecD{x[2], x[3]}; }
 #endif
+// And back.
+#if defined(__AVX512F__)
+KHOT_INLINE VecF narrow_both(VecD low, VecD high) {
+  return (VecF)_mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps((__m512d)low)), _mm512_cvtpd_ps((__m512d)high), 1);
+}
+#elif defined(__AVX2__)
+KHOT_INLINE VecF narrow_both(VecD low, VecD high) {
+  return (VecF)_mm256_insertf128_ps(_mm256_castps128_ps256(_mm256_cvtpd_ps((__m256d)low)), _mm256_cvtpd_ps((__m256d)high), 1);
+}
+#else
+KHOT_INLINE VecF narrow_both(VecD low, VecD high) { return VecF{float(low[0]), float(low[1]), float(high[0]), float(high[1])}; }
+#endif
 KHOT_INLINE VecD widen_add(VecF x) { return widen_low(x) + widen_high(x); }
 KHOT_INLINE VecD widen_add(VecD x) { return x; }
+
+// A bit for each lane of a mask.
+KHOT_INLINE unsigned sign_bits(IntD mask) {
+#if defined(__AVX512F__)
+  return unsigned(_mm512_movepi64_mask((__m512i)mask));
+#elif defined(__AVX2__)
+  return unsigned(_mm256_movemask_pd((__m256d)mask));
+#else
+  return unsigned(mask[0] & 1) | unsigned(mask[1] & 1) << 1;
+#endif
+}
 
 KHOT_INLINE double sum_lanes(VecD x) {
 #if KHOT_VECTOR_BYTES == 64

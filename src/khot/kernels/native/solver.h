@@ -14,7 +14,7 @@ namespace {
 constexpr int kLanes = 8;                 // rows solved side by side
 constexpr int64_t kSampledFrom = 4096;    // longer rows start from a sample
 constexpr int64_t kSampleMost = 16384;
-constexpr int64_t kThinFrom = 65536;      // see Measure
+constexpr int64_t kThinFrom = 16384;      // see Measure
 constexpr double kSharp = 60;             // variance / tau^2 from which a row is searched by counting
 constexpr int kBisectFrom = 24, kMaxRounds = 400;
 
@@ -110,11 +110,10 @@ template <class F, class C> class Solver {
     const Shift<C> s = shift(r);
     const Row<C> row = x[r];
     C* const codes = cache(r);
-    const bool thin = F::kMoments == 4 && n >= kThinFrom;
     return reduce<Sums>([=](int64_t begin, int64_t size) {
       C* const part = codes ? codes + begin : nullptr;
-      if constexpr (F::kMoments == 4) {
-        if (thin) return measure<F, C, kComplement, kFromCache, true>(row.from(begin), part, size, s);
+      if constexpr (F::kMoments == 4 && F::kCached && sizeof(C) == 4) {
+        if (n >= kThinFrom) return measure<F, C, kComplement, kFromCache, true>(row.from(begin), part, size, s);
       }
       return measure<F, C, kComplement, kFromCache, false>(row.from(begin), part, size, s);
     });
@@ -213,27 +212,33 @@ template <class F, class C> class Solver {
   // by more than a fraction of tau, it still tells between which levels to count.
   bool start_from_sample(int r) {
     constexpr int64_t w = 8;
-    int64_t groups = least(kSampleMost, most(int64_t(256), n / 64)) / w, m = groups * w;
-    C* sample = static_cast<C*>(std::malloc(2 * size_t(m) * sizeof(C)));
+    // A dear evaluation is worth a larger sample, which makes a second one rare: a part of it is solved, all of it tells
+    // mean and variance.
+    constexpr int64_t parts = F::kRefined ? 4 : 1;
+    int64_t groups = least(kSampleMost, most(F::kRefined ? least(int64_t(1024), n / 8) : int64_t(256), n / 64)) / w, m = groups * w;
+    C* sample = static_cast<C*>(std::malloc(size_t(parts + 1) * size_t(m) * sizeof(C)));
     if (!sample) return search(r);
     const Stored exact = sizeof(C) == 4 ? kFloat32 : kFloat64;
     C in[kGroup<C>];
-    for (int64_t g = 0; g < groups; g++) {
-      int64_t at = (n / w) * g / groups * w;
+    for (int64_t g = 0; g < parts * groups; g++) {
+      int64_t at = (n / w) * (g % groups * parts + g / groups) / (parts * groups) * w;
       std::memcpy(sample + g * w, x[r].read(at, at + kGroup<C> <= n ? n : at + w, in, C(0)), w * sizeof(C));
     }
+    C* const solved = sample + parts * m;
     double share = double(m) / double(n), part = least(most(k[r] * share, 1e-9 * double(m)), double(m) * (1 - 1e-9));
     Memo own;
     Solver<F, C> small(m, 1, own, true);
-    small.add_row({sample, exact}, {sample + m, exact}, part, tau[r]);
+    small.add_row({sample, exact}, {solved, exact}, part, tau[r]);
     small.solve();
     bool usable = !small.is_closed(0);
     if (usable) {
-      Spread y = spread_of(sample + m, m);
+      Spread y = spread_of(solved, m);
       double spread = std::sqrt(most(0.0, y.square - y.sum * y.sum / double(m))) / small.slope_sum(0);
       if (spread < 0.3) {
+        double at = small.foot(0);
+        if (parts > 1) at = if_normal(r, {sample, exact}, parts * m, at, 3 * spread * tau[r]);
         std::free(sample);
-        centre(r, small.foot(0));
+        centre(r, at);
         return true;
       }
       double wide = 4 * std::sqrt(part * (1 - part / double(m))) + 2;
@@ -242,6 +247,16 @@ template <class F, class C> class Solver {
     }
     std::free(sample);
     return search(r);
+  }
+
+  // Where the start from mean and variance agrees with that of the sample, it is the nearer of the two.
+  double if_normal(int r, Row<C> sample, int64_t m, double at, double within) const {
+    const C reference = sample.first();
+    Stats s = moments(sample, m, reference);
+    double mean = s.sum / double(m), variance = most(0.0, s.square / double(m) - mean * mean) * inv_tau[r] * inv_tau[r];
+    Lanes u = F::start(Lanes(quantile[r]), Lanes(normal[r]), Lanes(variance));
+    double guess = double(reference) + mean - tau[r] * u.v[0][0];
+    return std::fabs(guess - at) < within ? guess : at;
   }
 
  public:
@@ -365,9 +380,6 @@ template <class F, class C> class Solver {
   }
 
   void advance(int r, int round) {
-#ifdef DBG
-printf("adv r%d round %d D %g v0 %g v1 %g step %g low %g high %g br %g %g\n",r,round,missing[r],v0[r],v1[r],step[r],low[r],double(high[r]),bracket_low[r],bracket_high[r]);
-#endif
     double d = step[r], size = std::fabs(d);
     if (!searched[r] && (!(probe[r] == 0) || !(size < 8) || round == 6)) {
       done[r] = !search(r);
