@@ -9,6 +9,7 @@
 namespace {
 
 constexpr int64_t kShortMost = 512;
+constexpr double kWide = 16;  // variance / tau^2 from which counting is the better start: here it is cheap
 
 template <class F> class ShortRows {
  public:
@@ -103,7 +104,7 @@ template <class F> class ShortRows {
     Lanes variance = atleast(0.0, spread) * lanes(inv_tau) * lanes(inv_tau);
     Lanes at = widen(load(high)) + mean - lanes(tau) * F::start(lanes(quantile), lanes(normal), variance);
     // An infinity or a nan, or numbers whose squares overflow, show in the spread.
-    unsigned wide = bits_of(~(variance < kSharp)), finite = bits_of(spread - spread == Lanes(0.0));
+    unsigned wide = bits_of(~(variance < kWide)), finite = bits_of(spread - spread == Lanes(0.0));
     store(high, narrow(at));
     store_pack(low, Lanes(0.0)), store_pack(pending, Lanes(0.0));
     if (wide & finite) locate(wide);
@@ -199,19 +200,22 @@ template <class F> class ShortRows {
   template <bool kComplement> unsigned iterate() {
     const double small = step_limit<F, float>(), tight = kEps<float>;
     unsigned done = 0;
+    Lanes least_low = -kInf<double>, most_low = kInf<double>;
     evaluate<kComplement, true>();
     for (int round = 0;; round++) {
       Lanes d = F::step(lanes(missing), lanes(k), lanes(rest), v[0], v[1], v[2], v[3]);
       auto near = absolute(d) <= small;
       auto settled = absolute(lanes(missing)) <= tight * smallest(Lanes(1.0), smallest(lanes(k), lanes(rest)));
       done = bits_of(near | settled);
-      // A row that is settled stays; one that goes astray is left to the careful solver.
-      Lanes move = select((absolute(d) <= 8.0) & ~(settled & ~near), d, Lanes(0.0));
-      if (done == (1u << kRows) - 1 || round == 4) {
-        store_pack(F::kRefined ? pending : low, F::kRefined ? move : lanes(low) + move);
+      // A row that is settled stays. A step that goes far, or leaves the bracket, is cut short.
+      Lanes move = select((d == d) & ~(settled & ~near), atleast(-8.0, atmost(8.0, d)), Lanes(0.0)), at = lanes(low), next = at + move;
+      if (done == (1u << kRows) - 1 || round == 8) {
+        store_pack(F::kRefined ? pending : low, F::kRefined ? move : next);
         return done;
       }
-      store_pack(low, lanes(low) + move);
+      auto up = lanes(missing) > 0.0;
+      least_low = select(up, largest(least_low, at), least_low), most_low = select(up, most_low, smallest(most_low, at));
+      store_pack(low, select(((next > least_low) & (next < most_low)) | settled, next, 0.5 * (least_low + most_low)));
       evaluate<kComplement, false>();
     }
   }

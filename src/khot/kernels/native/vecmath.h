@@ -7,12 +7,16 @@
 
 namespace {
 
-// The polynomial with coefficients c, lowest first.
+// The polynomial with coefficients c, lowest first: one in x^2 for the even powers and one for the odd, side by side, which
+// halves the chain of operations that wait for each other.
 template <class P, int N> KHOT_INLINE P horner(P x, const typename P::T (&c)[N]) {
-  P p = c[N - 1];
+  constexpr int top = (N - 1) / 2 * 2, next = N % 2 ? N - 2 : N - 1;
+  P square = x * x, even = c[top], odd = c[next];
 #pragma GCC unroll 32
-  for (int i = N - 2; i >= 0; i--) p = fma(p, x, P(c[i]));
-  return p;
+  for (int i = top - 2; i >= 0; i -= 2) even = fma(even, square, P(c[i]));
+#pragma GCC unroll 32
+  for (int i = next - 2; i > 0; i -= 2) odd = fma(odd, square, P(c[i]));
+  return fma(odd, x, even);
 }
 
 template <class T> struct Exp2;
