@@ -54,7 +54,8 @@ def build(target: Path, extra: list[str] | None = None, machine: str | None = No
         # Where there are better copies, the baseline serves processors older than 2013: not worth much of the compiler's time.
         quick = {"base": ["-O2"]} if len(names) > 1 else {}
         jobs = {
-            name: _start(cxx, "kernel.cpp", [f"-DKHOT_ISA={name}", *VARIANTS[name], *quick.get(name, []), *extra], scratch) for name in names
+            name: _start(cxx, "kernel.cpp", [f"-DKHOT_ISA={name}", *VARIANTS[name], *quick.get(name, []), *extra], scratch)
+            for name in names
         }
         objects = {name: job for name, job in jobs.items() if _finish(job) or name == "base"}
         has = [f"-DKHOT_HAVE_{name.upper()}" for name in objects if name != "base"]
