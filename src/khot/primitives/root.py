@@ -81,13 +81,13 @@ LOCAL = Rows(
 
 _RUN = 32  # float32 numbers added before going on in float64
 _LONG = 1 << 15  # rows from here on start from a sample of themselves
-_STRIDE = 61  # prime, so that it does not beat with a power-of-two period in the scores
-_CACHE = 1 << 17  # numbers in a piece whose temporaries stay in the cache (and cost no new pages)
+_STRIDE = 31  # prime, so that it does not beat with a power-of-two period in the scores
+_CACHE = 1 << 18  # numbers in a piece whose temporaries stay in the cache (and cost no new pages)
 _NEAR = 1.0  # a Newton step in u this small starts the fine search
 
 
-def solve_shift(x: Tensor, k: Tensor, tau: Number, squash: Squash, *, rows: Rows = LOCAL) -> Threshold:
-    """The threshold of every row, without gradient.
+def solve_shift(x: Tensor, k: Tensor, tau: Number, squash: Squash, *, rows: Rows = LOCAL, high: Tensor | None = None) -> Threshold:
+    """The threshold of every row, without gradient, so near that one more Newton step, in the values themselves, makes it exact.
 
     Args:
         x: ``(..., n)`` scores; -inf takes no part, a nan makes its own row's threshold nan.
@@ -96,8 +96,9 @@ def solve_shift(x: Tensor, k: Tensor, tau: Number, squash: Squash, *, rows: Rows
         tau: temperature, a number or ``(..., 1)``.
         squash: the squashing function with its inverse and its slope as a function of its value.
         rows: the reductions over a row.
+        high: the largest score of every row, where it is known.
     """
-    low, high = rows.amin(x), rows.amax(x)
+    low, high = rows.amin(x), rows.amax(x) if high is None else high
     if readable(low) and bool((low > -torch.inf).all()):
         size = torch.full_like(k, x.shape[-1]) if rows.local else rows.sum(torch.ones_like(x))
     else:
@@ -109,8 +110,9 @@ def solve_shift(x: Tensor, k: Tensor, tau: Number, squash: Squash, *, rows: Rows
     quantile = squash.inverse(share) * tau
     bracket = (_nudge(low - quantile, -1), _nudge(high - quantile, 1))
     start = _start(x, target, tau, squash, quantile, size, rows)
-    t, s, bracket = _coarse(x, target, tau, squash, start, bracket, rows)
-    s = _fine(x, target, tau, squash, t, s, bracket, rows)
+    t, s, done, bracket = _coarse(x, target, size, tau, squash, start, bracket, rows)
+    if not _settled(done):
+        s = _fine(x, target, size, tau, squash, t, s, bracket, rows)
     t = torch.where(inside, t, torch.where(k <= 0, torch.inf, -torch.inf))
     lost = torch.isnan(high) | torch.isnan(k) | torch.isnan(torch.as_tensor(tau, device=x.device))
     return Threshold(t.masked_fill(lost, torch.nan), s.masked_fill(~inside, 0.0))
@@ -129,23 +131,26 @@ def _start(x: Tensor, k: Tensor, tau: Number, squash: Squash, quantile: Tensor, 
 
 
 def _coarse(
-    x: Tensor, k: Tensor, tau: Number, squash: Squash, t: Tensor, bracket: tuple[Tensor, Tensor], rows: Rows
-) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """Bring ``t`` so near that one Newton step is smaller than ``_NEAR``, or the bracket to two neighbouring numbers."""
+    x: Tensor, k: Tensor, size: Tensor, tau: Number, squash: Squash, t: Tensor, bracket: tuple[Tensor, Tensor], rows: Rows
+) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """Bring ``t`` so near that one Newton step is smaller than ``_NEAR``, or the bracket to two neighbouring numbers.
+
+    Returns ``t``, the step, whether it is so small that it needs no polish, and the bracket.
+    """
     low, high = bracket
     slope_low, slope_high = torch.zeros_like(t), torch.zeros_like(t)
     t = torch.where((t > low) & (t < high), t, _middle(low, high))
     parts = pieces(x, rows)
     step, done = torch.zeros_like(t), torch.zeros_like(t, dtype=torch.bool)
+    found = done
     for i in range(2 * 8 * x.element_size() + 8):
-        excess, slope = _excess(parts, k, t, 0.0, tau, squash, rows)
-        newton = excess / slope
+        excess, slope, newton = _excess(parts, k, size, t, 0.0, tau, squash, rows)
         above = (excess > 0) & ~done
         below = (excess <= 0) & ~done
         low, slope_low = torch.where(above, t, low), torch.where(above, slope, slope_low)
         high, slope_high = torch.where(below, t, high), torch.where(below, slope, slope_high)
         near = ((newton.abs() <= _NEAR) | (excess == 0)) & ~done
-        step = torch.where(near, -newton.nan_to_num(0.0, 0.0, 0.0), step)
+        step, found = torch.where(near, -newton.nan_to_num(0.0, 0.0, 0.0), step), found | near
         middle = _middle(low, high)
         closed = ((middle <= low) | (middle >= high)) & ~done & ~near
         # Of two neighbouring numbers, the one with the steeper sum sits on data.
@@ -157,21 +162,28 @@ def _coarse(
         done = done | near | closed
         if _settled(done):
             break
-    return t, step, (low, high)
+    return t, step, found & (step.abs() <= _enough(x, squash)), (low, high)
 
 
-def _fine(x: Tensor, k: Tensor, tau: Number, squash: Squash, t: Tensor, s: Tensor, bracket: tuple[Tensor, Tensor], rows: Rows) -> Tensor:
+def _enough(x: Tensor, squash: Squash) -> float:
+    """How small a Newton step must be: the error after it is about its square, and the step in the values squares that once more."""
+    eps = torch.finfo(x.dtype).eps
+    return 0.5 * eps**0.25 if squash.smooth else 2 * eps
+
+
+def _fine(
+    x: Tensor, k: Tensor, size: Tensor, tau: Number, squash: Squash, t: Tensor, s: Tensor, bracket: tuple[Tensor, Tensor], rows: Rows
+) -> Tensor:
     """Polish the second part of the threshold by Newton steps that stay inside the bracket."""
     eps = torch.finfo(x.dtype).eps
-    enough = 0.3 * eps**0.5 if squash.smooth else 2 * eps
+    enough = _enough(x, squash)
     far = 800.0  # beyond the range of exp
     low, high = ((t - bracket[1]) / tau).clamp(-far, far), ((t - bracket[0]) / tau).clamp(-far, far)
     parts = pieces(x, rows)
     done = torch.zeros_like(s, dtype=torch.bool)
     for i in range(4 + 8 * x.element_size()):
-        excess, slope = _excess(parts, k, t, s, tau, squash, rows)
+        excess, slope, step = _excess(parts, k, size, t, s, tau, squash, rows)
         high, low = torch.where(excess > 0, s, high), torch.where(excess > 0, low, s)
-        step = excess / slope
         newton, middle = s - step, (low + high) / 2
         still = (step.abs() <= enough) | (excess.abs() <= eps * k)
         wild = ~((newton >= low) & (newton <= high)) | (i >= 6 and i % 2 == 0)
@@ -183,13 +195,21 @@ def _fine(x: Tensor, k: Tensor, tau: Number, squash: Squash, t: Tensor, s: Tenso
     return s
 
 
-def _excess(parts: tuple[Tensor, ...], k: Tensor, t: Tensor, s: Number, tau: Number, squash: Squash, rows: Rows) -> tuple[Tensor, Tensor]:
-    """By how much the squashed row sums to more than ``k``, and how fast that grows with ``s``."""
+def _excess(
+    parts: tuple[Tensor, ...], k: Tensor, size: Tensor, t: Tensor, s: Number, tau: Number, squash: Squash, rows: Rows
+) -> tuple[Tensor, Tensor, Tensor]:
+    """By how much the squashed row sums to more than ``k``, how fast that grows with ``s``, and the step back."""
     total, slope = -k, torch.zeros_like(k)
     for part in parts:
         y = squash.f(argument(part, t, s, tau))
         total, slope = total + rows.sum(y), slope + rows.sum(squash.slope(y))
-    return total.to(t.dtype), slope.to(t.dtype)
+    step = total / slope
+    if squash.smooth:
+        # Newton's step on the logit of the mean, which is nearly straight: in the tails the sum grows like exp(s).
+        gap = torch.log1p(total / k) - torch.log1p(-total / (size - k))
+        straight = gap * (k + total) * (size - k - total) / (size * slope)
+        step = torch.where(straight.isfinite(), straight, step)
+    return total.to(t.dtype), slope.to(t.dtype), step.to(t.dtype)
 
 
 def argument(x: Tensor, t: Tensor, s: Number, tau: Number) -> Tensor:
