@@ -278,10 +278,13 @@ def _door(
     native_half: bool,
     fractional: bool,
 ) -> Callable[..., Tensor]:
+    as_it_is = (torch.float32, torch.float64, *(_WIDENED if native_half else ()))
+
     def entered(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1, **given: Any) -> Tensor:
+        if dim == -1 and not given and _is_plain(scores, k, tau, dim, fractional) and scores.dtype in as_it_is and not _any_autocast():
+            return body(scores, k, tau)  # nothing to check or to convert: the way of nearly every call
         check(scores, k, tau, dim=dim, fractional=fractional)
-        if given:
-            check_options(name, given, options)
+        check_options(name, given, options)
         if not fractional:
             k = int(k)
         if kind == "matrix" and dim not in (-1, scores.ndim - 1):

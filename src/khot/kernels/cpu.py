@@ -54,9 +54,15 @@ def forward(x: Tensor, k: Number, tau: Number, family: str, *, shift: bool = Tru
     x = x if x.is_contiguous() else x.detach().contiguous()
     y = torch.empty_like(x)
     n = x.shape[-1]
+    if not shift and type(k) is float and type(tau) is float:  # what nearly every call is
+        LIBRARY.khot_threshold_forward(
+            FAMILIES[family], DTYPES[x.dtype], x.data_ptr(), y.data_ptr(), None, k, None, tau, None,
+            x.numel() // n if n else 0, n, torch.get_num_threads(),
+        )  # fmt: skip
+        return y, None
     t = x.new_empty((*x.shape[:-1], 1), dtype=torch.float64) if shift else None
-    k_rows, k = (None, k) if type(k) is float else per_row(k, x)
-    tau_rows, tau = (None, tau) if type(tau) is float else per_row(tau, x)
+    k_rows, k = per_row(k, x)
+    tau_rows, tau = per_row(tau, x)
     LIBRARY.khot_threshold_forward(
         FAMILIES[family], DTYPES[x.dtype], x.data_ptr(), y.data_ptr(), pointer(k_rows), k, pointer(tau_rows), tau, pointer(t),
         x.numel() // n if n else 0, n, torch.get_num_threads(),

@@ -26,6 +26,8 @@ from khot.relaxations._family import Family
 
 def threshold_topk(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor:
     """``(..., n) -> (..., n)``, differentiable in ``scores``, ``k`` and ``tau``."""
+    if type(k) is int and type(tau) is float:
+        return threshold_mask(scores, float(k), tau, family)
     return threshold_mask(scores, column(k, scores), column(tau, scores), family)
 
 
