@@ -83,8 +83,8 @@ def _measure(call: Call, loops: int) -> float:
     return (time.perf_counter() - began) / loops
 
 
-def _loops(call: Call, settle: float = 1e-3) -> int:
-    """Warm up, and find how many calls make a measurement last as long as ``settle``."""
+def _loops(call: Call, settle: float = 5e-3) -> int:
+    """Warm up, and find how many calls make a measurement last as long as ``settle``: long enough that what ran before is forgotten."""
     if _measure(call, 1) > 0.1:
         return 1
     return max(1, min(1000, math.ceil(settle / max(_measure(call, 1), 1e-7))))
