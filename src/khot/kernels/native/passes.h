@@ -26,6 +26,15 @@ template <class F, class C, bool kComplement, bool kFromCache, bool kThin> struc
         if (cache) store_pack(cache, code);
       }
     }
+    add(code, cache);
+  }
+  // The two halves of a group: the exponentials, which go to the cache, and what is made of them.
+  KHOT_INLINE void encode(const C* from, C* cache) {
+    P code = load_pack<P>(from);
+    KHOT_EACH(P::U, probe = fma(code.v[j], Vec<C>{}, probe));
+    store_pack(cache, F::encode(code, shift));
+  }
+  KHOT_INLINE void add(P code, C* cache) {
     auto m = F::template measure<kComplement>(code, shift);
     if constexpr (F::kRefined) {
       if (cache) store_pack(cache, m.kept);
@@ -71,7 +80,16 @@ Sums measure(Row<C> x, C* cache, int64_t n, const Shift<C>& shift) {
   Sums sums;
   C in[kGroup<C>], out[kGroup<C>];
   for (int64_t i = 0; i < n;) {
-    for (int64_t end = least(n, i + kFlush * kGroup<C>); i < end; i += kGroup<C>) {
+    int64_t end = least(n, i + kFlush * kGroup<C>);
+    if constexpr (F::kCached && !kFromCache) {
+      // Two short loops over a stretch that stays near: in one long one the exponentials of few groups overlap.
+      if (cache && x.exact()) {
+        const int64_t whole = i + (end - i) / kGroup<C> * kGroup<C>;
+        for (int64_t j = i; j < whole; j += kGroup<C>) pass.encode(x.values() + j, cache + j);
+        for (; i < whole; i += kGroup<C>) pass.add(load_pack<Wide<C>>(cache + i), nullptr);
+      }
+    }
+    for (; i < end; i += kGroup<C>) {
       C* keep = kFromCache || !cache ? nullptr : kept.target(i, n, out);
       Vec<C> probe = pass.probe;
       const C* group = source.read(i, n, in, absent);
