@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := pyproject.toml constraints.txt $(wildcard setup.py src/khot/kernels/native/*)
 
-.PHONY: demo test slow asan bench docs tables lint format clean
+.PHONY: demo test slow asan neon bench docs tables lint format clean
 
 demo: $(VENV)/.demo  ## learn which pixels to look at; draws khot-demo.png
 	$(BIN)/khot demo $(ARGS)
@@ -26,6 +26,12 @@ asan:  ## the native kernel under AddressSanitizer and UndefinedBehaviorSanitize
 	$(CXX) -std=c++17 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -Wno-psabi -DKHOT_ISA=base $(ASAN_FLAGS) \
 	  $(addprefix src/khot/kernels/native/,kernel.cpp entry.cpp tournament.cpp) tests/kernels/check.cpp -o build/check -ldl -lpthread
 	./build/check
+
+neon:  ## the same program for aarch64, in emulation: needs aarch64-linux-gnu-g++ and qemu-aarch64
+	mkdir -p build
+	aarch64-linux-gnu-g++ -std=c++17 -O2 -static -Wno-psabi -DKHOT_ISA=base \
+	  $(addprefix src/khot/kernels/native/,kernel.cpp entry.cpp tournament.cpp) tests/kernels/check.cpp -o build/check-aarch64 -ldl -lpthread
+	qemu-aarch64 build/check-aarch64
 
 bench: $(VENV)/.bench  ## make bench ARGS="speed --quick"
 	$(BIN)/python -m bench $(ARGS)

@@ -168,3 +168,11 @@ def test_hessian_by_both_orders() -> None:
         return (khot.sigmoid_topk(s, 2) ** 3).sum()
 
     assert_close(torch.func.jacfwd(torch.func.jacrev(energy))(scores), torch.func.jacrev(torch.func.jacrev(energy))(scores))
+
+
+def test_rows_of_length_zero_on_the_reference() -> None:
+    with khot.kernels.disabled():
+        x = torch.empty(3, 0, requires_grad=True)
+        y = khot.soft_topk(x, 0)
+        y.sum().backward()
+    assert y.shape == (3, 0) and x.grad is not None and x.grad.shape == (3, 0)
