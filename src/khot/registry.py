@@ -27,7 +27,9 @@ RELAXATIONS: Mapping[str, Relaxation] = MappingProxyType(_relaxations)
 DESIGNS: Mapping[str, Design] = MappingProxyType(_designs)
 
 _WIDENED = (torch.float16, torch.bfloat16)
+_KINDS = (Tensor, torch.nn.Parameter)
 _any_autocast = torch._C._is_any_autocast_enabled
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -216,9 +218,12 @@ def check_options(name: str, given: Mapping[str, Any], options: Mapping[str, Any
 
 def readable(tensor: Tensor) -> bool:
     """Whether the values can be looked at here without waiting for a device or breaking a trace."""
-    if torch.compiler.is_compiling() or tensor.device.type != "cpu":
-        return False
-    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor) and type(tensor) in (Tensor, torch.nn.Parameter)  # pyright: ignore[reportAttributeAccessIssue]
+    return not torch.compiler.is_compiling() and tensor.is_cpu and is_bare(tensor)
+
+
+def is_bare(tensor: Tensor) -> bool:
+    """Whether this is a tensor itself: not a subclass, and not wrapped by a transform."""
+    return type(tensor) in _KINDS and not _is_wrapped(tensor)
 
 
 def column(value: Number, scores: Tensor) -> Number:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from khot.kernels import register
-from khot.registry import Number
+from khot.registry import Number, readable
 
 FAMILIES = {"sigmoid": 0, "euclidean": 1, "laplace": 2, "gaussian": 3}
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
@@ -51,15 +52,9 @@ def forward(x: Tensor, k: Number, tau: Number, family: str, *, shift: bool = Tru
         family: a key of :data:`FAMILIES`.
         shift: whether to return the thresholds.
     """
-    x = x if x.is_contiguous() else x.detach().contiguous()
+    x = dense(x)
     y = torch.empty_like(x)
     n = x.shape[-1]
-    if not shift and type(k) is float and type(tau) is float:  # what nearly every call is
-        LIBRARY.khot_threshold_forward(
-            FAMILIES[family], DTYPES[x.dtype], x.data_ptr(), y.data_ptr(), None, k, None, tau, None,
-            x.numel() // n if n else 0, n, torch.get_num_threads(),
-        )  # fmt: skip
-        return y, None
     t = x.new_empty((*x.shape[:-1], 1), dtype=torch.float64) if shift else None
     k_rows, k = per_row(k, x)
     tau_rows, tau = per_row(tau, x)
@@ -77,24 +72,16 @@ def backward(
 
     The slope is computed from ``y``: for the gaussian by way of the inverse of its distribution function.
     """
-    y = y if y.is_contiguous() else y.detach().contiguous()
-    grad = grad if grad.dtype is y.dtype and grad.is_contiguous() else grad.to(y.dtype).contiguous()
+    y, grad = dense(y), dense(grad if grad.dtype is y.dtype else grad.to(y.dtype))
     gx = torch.empty_like(y)
     n = y.shape[-1]
-    if not grad_k and x is None and type(tau) is float:  # what nearly every call is
-        LIBRARY.khot_threshold_backward(
-            FAMILIES[family], DTYPES[y.dtype], y.data_ptr(), grad.data_ptr(), None, None, gx.data_ptr(), None, None, None, tau,
-            y.numel() // n if n else 0, n, torch.get_num_threads(),
-        )  # fmt: skip
-        return gx, None, None
-    rows = (*y.shape[:-1], 1)
-    gk = y.new_empty(rows, dtype=torch.float64) if grad_k else None
-    gtau = y.new_empty(rows, dtype=torch.float64) if x is not None else None
+    gk = y.new_empty((*y.shape[:-1], 1), dtype=torch.float64) if grad_k else None
+    gtau = y.new_empty((*y.shape[:-1], 1), dtype=torch.float64) if x is not None else None
     x = None if x is None else dense(x)
     tau_rows, tau = per_row(tau, y)
     LIBRARY.khot_threshold_backward(
         FAMILIES[family], DTYPES[y.dtype], y.data_ptr(), grad.data_ptr(), pointer(x), pointer(shift), gx.data_ptr(), pointer(gk),
-        pointer(gtau), pointer(tau_rows), tau, y.numel() // n if n else gx.new_empty(rows).numel(), n, torch.get_num_threads(),
+        pointer(gtau), pointer(tau_rows), tau, y.numel() // n if n else math.prod(y.shape[:-1]), n, torch.get_num_threads(),
     )  # fmt: skip
     return gx, gk, gtau
 
@@ -121,8 +108,6 @@ def pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-_KINDS = (Tensor, torch.nn.Parameter)
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
 _num_modes = torch._C._len_torch_dispatch_stack  # pyright: ignore[reportAttributeAccessIssue]
 _in_transform = torch._C._are_functorch_transforms_active  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -130,8 +115,7 @@ _in_transform = torch._C._are_functorch_transforms_active  # pyright: ignore[rep
 def _takes(family: str, x: Tensor, k: Number, tau: Number) -> bool:
     """Whether the tensors lie in ordinary memory, with nobody watching the calls that are made on them."""
     return (
-        not torch.compiler.is_compiling()  # first: a compiler cannot read the rest
-        and family in FAMILIES
+        family in FAMILIES
         and x.dtype in DTYPES
         and plain(x)
         and (type(k) is float or isinstance(k, Tensor) and plain(k))
@@ -146,7 +130,8 @@ def watched() -> bool:
 
 
 def plain(x: Tensor) -> bool:
-    return type(x) in _KINDS and x.is_cpu and x.layout is torch.strided and not _is_wrapped(x)
+    """Whether the kernel may read the values where they lie."""
+    return readable(x) and x.layout is torch.strided
 
 
 if LIBRARY:

@@ -133,8 +133,7 @@ def _done(code: int) -> None:
 def _takes(values: Tensor, *others: Number) -> bool:
     """Whether the tensors lie in ordinary memory and have one type, with nobody watching the calls that are made on them."""
     return (
-        not torch.compiler.is_compiling()
-        and values.dtype in DTYPES
+        values.dtype in DTYPES
         and plain(values)
         and values.shape[-1] <= MOST
         and all(not isinstance(other, Tensor) or plain(other) and other.dtype is values.dtype for other in others)

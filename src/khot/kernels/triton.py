@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from khot.kernels import register
-from khot.kernels.cpu import FAMILIES, Native
-from khot.registry import Number
+from khot.kernels.cpu import FAMILIES, Native, watched
+from khot.registry import Number, is_bare
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # float64 runs on the reference
 BLOCK = 2048  # scores in flight at a time; a choice, not measured
@@ -74,11 +74,10 @@ def _takes(family: str, x: Tensor, k: Number, tau: Number) -> bool:
     return (
         x.is_cuda
         and not torch.compiler.is_compiling()
-        and type(x) in (Tensor, torch.nn.Parameter)
+        and is_bare(x)
         and family in FAMILIES
         and x.dtype in DTYPES
-        and not torch._C._functorch.is_functorch_wrapped_tensor(x)  # pyright: ignore[reportAttributeAccessIssue]
-        and not torch._C._len_torch_dispatch_stack()  # pyright: ignore[reportAttributeAccessIssue]
+        and not watched()
         and installed()
     )
 

@@ -26,7 +26,7 @@ def sort_descending(values: Tensor, sorted_nearly: bool = False) -> tuple[Tensor
     if native is None and (sorted_nearly or not _as_integers(values)):
         ordered = values.sort(dim=-1, descending=True, stable=True)
         return ordered.values, ordered.indices
-    order = descending_order(values)
+    order = _radix_order(values.detach()) if native is None else native(values)
     return values.gather(-1, order), order
 
 
@@ -36,9 +36,6 @@ def _as_integers(values: Tensor) -> bool:
 
 def descending_order(values: Tensor) -> Tensor:
     """The indices that sort every row from the largest to the smallest, equal values in their order, nan first.
-
-    On a CPU PyTorch sorts one long vector of integers by radix, many rows of floats by comparison. So float32 rows become integers
-    of the same order, with the number of the row in front, and are sorted as one vector.
 
     Args:
         values: ``(..., n)``.
@@ -56,6 +53,15 @@ def descending_order(values: Tensor) -> Tensor:
         return native(values)
     if not _as_integers(values):
         return values.sort(dim=-1, descending=True, stable=True).indices
+    return _radix_order(values)
+
+
+def _radix_order(values: Tensor) -> Tensor:
+    """The order of float32 rows, by way of integers.
+
+    On a CPU PyTorch sorts one long vector of integers by radix, many rows of floats by comparison. So float32 rows become integers
+    of the same order, with the number of the row in front, and are sorted as one vector.
+    """
     n = values.shape[-1]
     plain = (values + 0.0).masked_fill_(values.isnan(), torch.nan)  # one zero of the two, one nan of many
     bits = plain.reshape(-1, n).view(torch.int32)

@@ -26,19 +26,19 @@ from khot.relaxations._family import Family
 
 def threshold_topk(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor:
     """``(..., n) -> (..., n)``, differentiable in ``scores``, ``k`` and ``tau``."""
-    if type(k) is int and type(tau) is float:
-        return threshold_mask(scores, float(k), tau, family)
     return threshold_mask(scores, column(k, scores), column(tau, scores), family)
 
 
 def threshold_mask(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor:
     """:func:`threshold_topk` with ``k`` and ``tau`` already numbers or ``(..., 1)`` columns."""
-    native = kernels.pick("threshold", family.name, scores, k, tau) if forward_ad._current_level < 0 else None
+    if forward_ad._current_level >= 0:
+        return threshold_columns(scores, k, tau, family)[0]
+    native = kernels.pick("threshold", family.name, scores, k, tau)
     if native is not None:
         if _learns(scores, k, tau):
             return _Fused.apply(scores, k, tau, family, native)
         return native.forward(scores, k, tau, family.name, shift=False)[0]
-    if forward_ad._current_level < 0 and _watched():
+    if _watched():
         return threshold_operator(scores, k, tau, family)
     return threshold_columns(scores, k, tau, family)[0]
 
