@@ -6,6 +6,7 @@
 // What a pass keeps in the output buffer for the next one makes that one cheap. The exponential families (kCached) keep
 // the code exp(-(x - high) / tau), which another threshold only multiplies by a constant. The gaussian (kRefined) keeps
 // y itself, which a nearby threshold changes by a short series.
+// `kUnit` is the scale in which a family likes to see u.
 // `measure` returns y (or 1 - y, where k > n/2 and the complement is the smaller and more precise sum), the slope
 // v = F'(u), and q, such that the powers q^j v sum to the moments that `step` wants.
 // `start` guesses u at the mean of normal scores, from F^-1(k/n), the normal quantile of k/n and variance / tau^2.
@@ -30,12 +31,12 @@ template <class P> struct MeasuredKept { P y, slope, q, kept; };
 // What one full evaluation leaves behind, per row.
 struct Sums {
   Total y;
-  double v[4] = {0, 0, 0, 0};  // moments of the slope
+  double v[6] = {0, 0, 0, 0, 0, 0};  // moments of the slope
   double probe = 0;            // 0 * x summed: not zero when the row holds an infinity or a nan
   double part[2] = {0, 0};     // v[0] and v[1] over the part that v[2] and v[3] were taken from, if not the whole
   void add(const Sums& o) {
     y.add(o.y), probe += o.probe, part[0] += o.part[0], part[1] += o.part[1];
-    for (int j = 0; j < 4; j++) v[j] += o.v[j];
+    for (int j = 0; j < 6; j++) v[j] += o.v[j];
   }
   // Carries the central moments of the part over to the whole; returns the second.
   double complete() {
@@ -65,6 +66,7 @@ inline double logit_step(double missing, double k, double rest, double v0, doubl
 
 struct Sigmoid {
   static constexpr bool kCached = true, kRefined = false;
+  static constexpr double kUnit = -1.4426950408889634;  // exp(-u) = 2^(kUnit u)
   static constexpr int kMoments = 4, kOrder = 5;
   static constexpr double kReach = 3.5;  // a step below kReach eps^(1/kOrder) is as good as exact
   static constexpr double kCentre = 0;  // F(kCentre) = 1/2
@@ -94,8 +96,8 @@ struct Sigmoid {
   }
   // With w = tanh(d/2) and q = 1 - 2y, sum F moves by 2w sum v / (1 - wq). The four moments of v over q give a two
   // node Gauss rule for that sum, and w is the root of a quadratic.
-  template <class P> static P step(P missing, P, P, P v0, P v1, P v2, P v3) {
-    P inverse = 1.0 / v0, m1 = v1 * inverse, m2 = v2 * inverse, m3 = v3 * inverse, d = missing * inverse;
+  template <class P> static P step(P missing, P, P, const P* v) {
+    P v0 = v[0], inverse = 1.0 / v0, m1 = v[1] * inverse, m2 = v[2] * inverse, m3 = v[3] * inverse, d = missing * inverse;
     P det = m1 * m1 - m2;  // <= 0, and 0 where one node suffices
     auto two = det < -1e-5;
     P over = 1.0 / select(two, det, P(-1));
@@ -110,6 +112,7 @@ struct Sigmoid {
 
 struct Laplace {
   static constexpr bool kCached = true, kRefined = false;
+  static constexpr double kUnit = Sigmoid::kUnit;
   static constexpr int kMoments = 2, kOrder = 3;
   static constexpr double kReach = 1;
   static constexpr double kCentre = 0;
@@ -135,43 +138,55 @@ struct Laplace {
   }
   // While no score crosses the threshold, the scores below sum to C e^d and those above miss B e^-d: a quadratic in
   // e^d. The crossings are an error of third order.
-  template <class P> static P step(P missing, P, P, P v0, P v1, P, P) {
-    P below = 0.5 * (v0 + v1), above = 0.5 * (v0 - v1), p = missing - above + below;
+  template <class P> static P step(P missing, P, P, const P* v) {
+    P v0 = v[0], v1 = v[1], below = 0.5 * (v0 + v1), above = 0.5 * (v0 - v1), p = missing - above + below;
     P root = square_root(p * p + 4.0 * below * above);
     P growth = select(p < 0.0, 2.0 * above / (root - p), (p + root) / (2.0 * below));
     return select(v0 > 0.0, log(atleast(1e-8, atmost(1e8, growth))), P(kNan<double>));
   }
 };
 
+// Computed in w = kUnit u, see vecmath.h; the slope is measured as 2^(-w^2) and q as w, and `in_u` makes the moments
+// those of phi and -u.
 struct Gaussian {
   static constexpr bool kCached = false, kRefined = true;
-  static constexpr int kMoments = 4, kOrder = 5;
+  static constexpr double kUnit = kNormalUnit, kTop = 0.39894228040143268;  // phi(0)
+  static constexpr int kMoments = 6, kOrder = 7;
   static constexpr double kReach = 1.3;
   static constexpr double kCentre = 0;
   template <class P, class Z, class C = typename P::T> static KHOT_INLINE P argument(P x, const Shift<Z>& s) {
-    return atleast(C(-40), atmost(C(40), fma(x - s.high, P(s.scale), P(s.low))));
+    constexpr C end = sizeof(C) == 4 ? 15 : 40;  // the bell has come to 0 before
+    return atleast(-end, atmost(end, fma(x - s.high, P(s.scale), P(s.low))));
   }
   template <class P, class Z> static KHOT_INLINE P encode(P x, const Shift<Z>&) { return x; }
   template <class P, class Z, class C = typename P::T> static KHOT_INLINE P value(P x, const Shift<Z>& s) {
-    P u = argument(x, s), tail = normal_tail(absolute(u), exp_half_square(u));
-    return select(u < C(0), tail, C(1) - tail);
+    P w = argument(x, s), tail = normal_tail(absolute(w), bell<true>(w));
+    return select(w < C(0), tail, C(1) - tail);
   }
   template <bool kComplement, class P, class Z, class C = typename P::T>
   static KHOT_INLINE MeasuredKept<P> measure(P x, const Shift<Z>& s) {
-    P u = argument(x, s), gauss = exp_half_square(u), tail = normal_tail(absolute(u), gauss), other = C(1) - tail;
-    auto below = u < C(0);
+    P w = argument(x, s), slope = bell<true>(w), tail = normal_tail(absolute(w), slope), other = C(1) - tail;
+    auto below = w < C(0);
     P y = select(below, tail, other);
-    return {kComplement ? select(below, other, tail) : y, gauss * C(0.39894228040143268), -u, y};
+    return {kComplement ? select(below, other, tail) : y, slope, w, y};
   }
-  // Phi(u + d) from Phi(u), to fourth order; d is small, so that phi need not be precise.
+  template <class P> static void in_u(P* v) {
+    double unit = kTop;
+    for (int j = 0; j < kMoments; j++, unit *= -1 / kUnit) v[j] = v[j] * unit;
+  }
+  // Phi(u + d) from Phi(u), to sixth order: phi times a polynomial in u whose coefficients depend on d only.
   template <class P, class Z, class C = typename P::T> static KHOT_INLINE P refine(P x, P y, const Shift<Z>& s) {
-    P u = argument(x, s);
-    return refine(x, y, exp2(u * u * C(-0.72134752044448170)) * C(0.39894228040143268), s);
+    return refine(x, y, bell<false>(argument(x, s)), s);
   }
-  template <class P, class Z, class C = typename P::T> static KHOT_INLINE P refine(P x, P y, P phi, const Shift<Z>& s) {
-    P u = argument(x, s), square = u * u, d = P(s.factor);
-    P fourth = u * (C(3) - square) * C(1.0 / 24), third = (square - C(1)) * C(1.0 / 6), second = u * C(-0.5);
-    return fma(phi * d, fma(fma(fma(fourth, d, third), d, second), d, P(1)), y);
+  template <class P, class Z, class C = typename P::T> static KHOT_INLINE P refine(P x, P y, P slope, const Shift<Z>& s) {
+    constexpr double a = 1 / kUnit;
+    const Z d = s.factor, d2 = d * d, d3 = d2 * d, d4 = d2 * d2;
+    const Z c0 = C(kTop) * d * (C(1) + d2 * (C(-1.0 / 6) + d2 * C(1.0 / 40))), c1 = C(kTop * a) * d2 * (C(-0.5) + d2 * (C(0.125) - d2 * C(1.0 / 48)));
+    const Z c2 = C(kTop * a * a) * d3 * (C(1.0 / 6) - d2 * C(0.05)), c3 = C(kTop * a * a * a) * d4 * (C(-1.0 / 24) + d2 * C(1.0 / 72));
+    const Z c4 = C(kTop * a * a * a * a / 120) * d4 * d, c5 = C(-kTop * a * a * a * a * a / 720) * d4 * d2;
+    P w = argument(x, s), square = w * w;
+    P even = fma(fma(P(c4), square, P(c2)), square, P(c0)), odd = fma(fma(P(c5), square, P(c3)), square, P(c1));
+    return fma(slope, fma(odd, w, even), y);
   }
   template <class P, class C = typename P::T> static KHOT_INLINE P slope(P y) {
     return select(y == y, normal_profile(smallest(y, C(1) - y)), y);
@@ -179,19 +194,21 @@ struct Gaussian {
   static double quantile(double p, double complement) { return rough_normal_quantile(p, complement); }
   template <class P> static P start(P q, P, P variance) { return q * square_root(1.0 + variance); }
   // With q = -u the moments are the derivatives of Phi, up to lower ones: sum F moves by a polynomial in d of degree
-  // four. Where that is not to be trusted, a step on the logit.
-  template <class P> static P step(P missing, P k, P rest, P v0, P v1, P v2, P v3) {
-    P third = (v2 - v0) * (1.0 / 6), fourth = (v3 - 3.0 * v1) * (1.0 / 24), second = 0.5 * v1, d = missing / v0;
+  // six, the one that `refine` sums up to. Where that is not to be trusted, a step on the logit.
+  template <class P> static P step(P missing, P k, P rest, const P* v) {
+    const P c1 = v[0], c2 = v[1] * 0.5, c3 = (v[2] - v[0]) * (1.0 / 6), c4 = (v[3] - 3.0 * v[1]) * (1.0 / 24);
+    const P c5 = (v[4] - 6.0 * v[2] + 3.0 * v[0]) * (1.0 / 120), c6 = (v[5] - 10.0 * v[3] + 15.0 * v[1]) * (1.0 / 720);
+    const P first = missing / v[0];
+    P d = first;
     for (int i = 0; i < 4; i++) {
-      P sum = (((fourth * d + third) * d + second) * d + v0) * d;
-      P slope = ((4.0 * fourth * d + 3.0 * third) * d + v1) * d + v0;
+      P sum = (((((c6 * d + c5) * d + c4) * d + c3) * d + c2) * d + c1) * d;
+      P slope = ((((6.0 * c6 * d + 5.0 * c5) * d + 4.0 * c4) * d + 3.0 * c3) * d + 2.0 * c2) * d + c1;
       d = d + (missing - sum) / slope;
     }
-    P first = missing / v0;
-    auto trusted = (absolute(first) < 0.3) & (absolute(d) < 0.4);
+    auto trusted = (absolute(first) < 0.4) & (absolute(d) < 0.4);
     for (int i = 0; i < P::U; i++)
       for (int j = 0; j < kWidth<double>; j++)
-        if (!trusted.v[i][j]) d.v[i][j] = logit_step(missing.v[i][j], k.v[i][j], rest.v[i][j], v0.v[i][j], v1.v[i][j]);
+        if (!trusted.v[i][j]) d.v[i][j] = logit_step(missing.v[i][j], k.v[i][j], rest.v[i][j], v[0].v[i][j], v[1].v[i][j]);
     return d;
   }
 };
@@ -199,6 +216,7 @@ struct Gaussian {
 // F is centred so that F(0) = 1/2; here u is counted from the foot, where y leaves 0, which keeps small y exact.
 struct Euclidean {
   static constexpr bool kCached = false, kRefined = false;
+  static constexpr double kUnit = 1;
   static constexpr int kMoments = 1, kOrder = 2;
   static constexpr double kReach = 0.5;
   static constexpr double kCentre = 0.5;
@@ -216,8 +234,8 @@ struct Euclidean {
   }
   static double quantile(double p, double) { return p; }
   template <class P> static P start(P q, P normal, P variance) { return 0.5 + Laplace::start(q - 0.5, normal, variance); }
-  template <class P> static P step(P missing, P, P, P v0, P, P, P) {
-    return select(v0 > 0.0, missing / v0, P(kNan<double>));
+  template <class P> static P step(P missing, P, P, const P* v) {
+    return select(v[0] > 0.0, missing / v[0], P(kNan<double>));
   }
 };
 

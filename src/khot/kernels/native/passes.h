@@ -14,7 +14,7 @@ template <class F, class C, bool kComplement, bool kFromCache, bool kThin> struc
   using P = Wide<C>;
   const Shift<C> shift;
   LaneTotal<C> total;
-  Vec<C> v0{}, v1{}, v2{}, v3{}, probe{}, part0{}, part1{};
+  Vec<C> v0{}, v1{}, v2{}, v3{}, v4{}, v5{}, probe{}, part0{}, part1{};
 
   explicit Measure(const Shift<C>& s) : shift(s) {}
   KHOT_INLINE void group(const C* from, C* cache) {
@@ -51,16 +51,22 @@ template <class F, class C, bool kComplement, bool kFromCache, bool kThin> struc
         if constexpr (kThin) part0 += m.slope.v[j], part1 += r1.v[j];
       });
     }
+    if constexpr (F::kMoments == 6) {
+      P square = m.q * m.q, r2 = m.slope * square, r4 = r2 * square;
+      KHOT_EACH(P::U, v1 = fma(m.slope.v[j], m.q.v[j], v1), v2 += r2.v[j], v3 = fma(r2.v[j], m.q.v[j], v3));
+      KHOT_EACH(P::U, v4 += r4.v[j], v5 = fma(r4.v[j], m.q.v[j], v5));
+    }
     total.add(fold(m.y));
   }
   KHOT_INLINE void flush(Sums& sums) {
     total.flush(sums.y);
     if constexpr (F::kMoments == 1) sums.v[0] += sum_lanes(v0);
     if constexpr (F::kMoments == 2) sums.v[0] += sum_lanes(v0), sums.v[1] += sum_lanes(v1);
-    if constexpr (F::kMoments == 4) add_sums(v0, v1, v2, v3, sums.v);
+    if constexpr (F::kMoments >= 4) add_sums(v0, v1, v2, v3, sums.v);
+    if constexpr (F::kMoments == 6) sums.v[4] += sum_lanes(v4), sums.v[5] += sum_lanes(v5);
     if constexpr (!kFromCache) sums.probe += sum_lanes(probe);
     if constexpr (kThin) sums.part[0] += sum_lanes(part0), sums.part[1] += sum_lanes(part1);
-    v0 = v1 = v2 = v3 = probe = part0 = part1 = Vec<C>{};
+    v0 = v1 = v2 = v3 = v4 = v5 = probe = part0 = part1 = Vec<C>{};
   }
 };
 
@@ -99,6 +105,7 @@ Sums measure(Row<C> x, C* cache, int64_t n, const Shift<C>& shift) {
     }
     pass.flush(sums);
   }
+  if constexpr (F::kRefined) F::in_u(sums.v);
   // With the complement, each absent score has counted as 1 - 0.
   if (kComplement) sums.y.add(-double((kGroup<C> - n % kGroup<C>) % kGroup<C>));
   return sums;

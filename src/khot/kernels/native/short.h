@@ -53,7 +53,7 @@ template <class F> class ShortRows {
   alignas(64) float data[kShortMost * kRows];  // scores by columns; then their codes
   alignas(64) double k[kRows], rest[kRows], tau[kRows], inv_tau[kRows], quantile[kRows], normal[kRows], low[kRows], missing[kRows];
   alignas(64) float high[kRows] = {};
-  Lanes v[4];
+  Lanes v[6];
   alignas(64) double pending[kRows];  // kRefined: the last step, taken when y is written
   alignas(64) float kept[F::kRefined ? kShortMost * kRows : kRows];  // and, before it, y,
   alignas(64) float slope[F::kRefined ? kShortMost * kRows : kRows];  // its slope
@@ -165,15 +165,14 @@ template <class F> class ShortRows {
   }
 
   Shift<VecF> shift() const {
-    Lanes a = lanes(low), scale = lanes(inv_tau) * (F::kCached ? -1.4426950408889634 : 1.0);
-    Lanes factor = F::kRefined ? lanes(pending) : F::kCached ? exp2(a * -1.4426950408889634) : a;
-    return {load(high), narrow(scale), narrow(a), narrow(factor)};
+    Lanes a = lanes(low) * F::kUnit, factor = F::kRefined ? lanes(pending) : F::kCached ? exp2(a) : a;
+    return {load(high), narrow(lanes(inv_tau) * F::kUnit), narrow(a), narrow(factor)};
   }
 
   template <bool kComplement, bool kFresh> void evaluate() {
     const Shift<VecF> s = shift();
     Lanes total = 0.0;
-    VecF v0{}, v1{}, v2{}, v3{};
+    VecF v0{}, v1{}, v2{}, v3{}, v4{}, v5{};
     // Two short loops: in one long one the processor cannot look far enough ahead to overlap the exponentials.
     if constexpr (kFresh && F::kCached)
       for (int64_t c = 0; c < columns; c += kUnroll) store_pack(data + c * kRows, F::encode(load_pack<P>(data + c * kRows), s));
@@ -189,11 +188,17 @@ template <class F> class ShortRows {
         KHOT_EACH(P::U, v2 = fma(m.slope.v[j], q2.v[j], v2));
         KHOT_EACH(P::U, v3 = fma(r1.v[j], q2.v[j], v3));
       }
+      if constexpr (F::kMoments == 6) {
+        P square = m.q * m.q, r2 = m.slope * square, r4 = r2 * square;
+        KHOT_EACH(P::U, v1 = fma(m.slope.v[j], m.q.v[j], v1), v2 += r2.v[j], v3 = fma(r2.v[j], m.q.v[j], v3));
+        KHOT_EACH(P::U, v4 += r4.v[j], v5 = fma(r4.v[j], m.q.v[j], v5));
+      }
       total = total + widen(fold(m.y));
     }
     Lanes off = kComplement ? total - double(columns - n) - lanes(rest) : lanes(k) - total;
     store_pack(missing, off);
     v[0] = widen(v0), v[1] = widen(v1), v[2] = widen(v2), v[3] = widen(v3);
+    if constexpr (F::kRefined) v[4] = widen(v4), v[5] = widen(v5), F::in_u(v);
   }
 
   // The rows whose step is small before long.
@@ -203,7 +208,7 @@ template <class F> class ShortRows {
     Lanes least_low = -kInf<double>, most_low = kInf<double>;
     evaluate<kComplement, true>();
     for (int round = 0;; round++) {
-      Lanes d = F::step(lanes(missing), lanes(k), lanes(rest), v[0], v[1], v[2], v[3]);
+      Lanes d = F::step(lanes(missing), lanes(k), lanes(rest), v);
       auto near = absolute(d) <= small;
       auto settled = absolute(lanes(missing)) <= tight * smallest(Lanes(1.0), smallest(lanes(k), lanes(rest)));
       done = bits_of(near | settled);

@@ -76,7 +76,7 @@ template <class F, class C> class Solver {
   double threshold(int r) const { return closed[r] ? 0 : double(high[r]) - (low[r] - F::kCentre) * tau[r]; }
 
   bool is_closed(int r) const { return closed[r]; }
-  double slope_sum(int r) const { return v0[r]; }
+  double slope_sum(int r) const { return v[0][r]; }
 
  private:
   using Lanes = Pack<double, most(1, least(4, kLanes / kWidth<double>))>;
@@ -91,7 +91,7 @@ template <class F, class C> class Solver {
   double hint_low[kLanes], hint_high[kLanes];
   alignas(64) double k[kLanes] = {}, tau[kLanes] = {}, rest[kLanes] = {}, inv_tau[kLanes] = {}, low[kLanes] = {}, pending[kLanes] = {};
   alignas(64) double bracket_low[kLanes], bracket_high[kLanes], quantile[kLanes] = {}, normal[kLanes] = {};
-  alignas(64) double missing[kLanes] = {}, v0[kLanes] = {}, v1[kLanes] = {}, v2[kLanes] = {}, v3[kLanes] = {};
+  alignas(64) double missing[kLanes] = {}, v[6][kLanes] = {};
   alignas(64) double step[kLanes], factor[kLanes];
   double probe[kLanes] = {}, reach[kLanes];  // reach: a smaller step is as good as exact
 
@@ -102,8 +102,7 @@ template <class F, class C> class Solver {
   C* cache(int r) const { return (F::kCached || F::kRefined) && y[r].exact() ? y[r].values() : nullptr; }
 
   Shift<C> shift(int r) const {
-    double scale = F::kCached ? -1.4426950408889634 * inv_tau[r] : inv_tau[r];
-    return {high[r], C(scale), C(low[r]), C(F::kRefined ? pending[r] : factor[r])};
+    return {high[r], C(F::kUnit * inv_tau[r]), C(F::kUnit * low[r]), C(F::kRefined ? pending[r] : factor[r])};
   }
 
   template <bool kComplement, bool kFromCache> Sums evaluate_from(int r) const {
@@ -136,7 +135,7 @@ template <class F, class C> class Solver {
     }
     s.y.add(complement ? k[r] - double(n) : -k[r]);
     missing[r] = complement ? s.y.get() : -s.y.get();
-    v0[r] = s.v[0], v1[r] = s.v[1], v2[r] = s.v[2], v3[r] = s.v[3];
+    for (int j = 0; j < F::kMoments; j++) v[j][r] = s.v[j];
     if (fresh) probe[r] = s.probe;
   }
 
@@ -188,7 +187,7 @@ template <class F, class C> class Solver {
   void look(int r) {
     const C reference = x[r].first();
     Stats s = moments(x[r], n, reference);
-    missing[r] = s.probe, v0[r] = double(reference), v1[r] = s.sum, v2[r] = s.square;
+    missing[r] = s.probe, v[0][r] = double(reference), v[1][r] = s.sum, v[2][r] = s.square;
   }
   void start_from_moments() {
     for (int r = 0; r < rows; r++)
@@ -196,14 +195,14 @@ template <class F, class C> class Solver {
     for (int j = 0; j < kLanes; j += Lanes::size) {
       auto at = [&](const double* a) { return load_pack<Lanes>(a + j); };
       const double share = 1 / double(n);
-      Lanes mean = at(v1) * share, spread = at(v2) * share - mean * mean;
+      Lanes mean = at(v[1]) * share, spread = at(v[2]) * share - mean * mean;
       Lanes variance = atleast(0.0, spread) * at(inv_tau) * at(inv_tau);
-      store_pack(v3 + j, variance);
-      store_pack(step + j, at(v0) + mean - at(tau) * F::start(at(quantile), at(normal), variance));
+      store_pack(v[3] + j, variance);
+      store_pack(step + j, at(v[0]) + mean - at(tau) * F::start(at(quantile), at(normal), variance));
     }
     for (int r = 0; r < rows; r++) {
       if (done[r] || searched[r]) continue;
-      if (missing[r] == 0 && v3[r] < kSharp) centre(r, step[r]);
+      if (missing[r] == 0 && v[3][r] < kSharp) centre(r, step[r]);
       else done[r] = !search(r);
     }
   }
@@ -303,7 +302,7 @@ template <class F, class C> class Solver {
       return Empty();
     };
     reduce<Empty>(write);
-    closed[r] = true, done[r] = true, v0[r] = 0;
+    closed[r] = true, done[r] = true, v[0][r] = 0;
     return false;
   }
 
@@ -352,18 +351,23 @@ template <class F, class C> class Solver {
 
   // ---- iteration ----
   void set_factors() {
-    for (int j = 0; j < kLanes; j += Lanes::size) store_pack(factor + j, exp2(load_pack<Lanes>(low + j) * -1.4426950408889634));
+    for (int j = 0; j < kLanes; j += Lanes::size) store_pack(factor + j, exp2(load_pack<Lanes>(low + j) * F::kUnit));
   }
   void set_steps() {
     for (int j = 0; j < kLanes; j += Lanes::size) {
       auto at = [&](const double* a) { return load_pack<Lanes>(a + j); };
-      store_pack(step + j, F::step(at(missing), at(k), at(rest), at(v0), at(v1), at(v2), at(v3)));
+      Lanes moments[6];
+      for (int i = 0; i < F::kMoments; i++) moments[i] = at(v[i]);
+      store_pack(step + j, F::step(at(missing), at(k), at(rest), moments));
     }
   }
   void iterate() {
-    for (int r = rows; r < kLanes; r++) low[r] = missing[r] = v1[r] = v2[r] = v3[r] = 0, v0[r] = k[r] = rest[r] = 1;
-    for (int r = 0; r < rows; r++)
-      if (done[r]) missing[r] = v1[r] = v2[r] = v3[r] = 0, v0[r] = 1;
+    for (int r = 0; r < kLanes; r++) {
+      if (r >= rows) low[r] = 0, k[r] = rest[r] = 1;
+      if (r < rows && !done[r]) continue;
+      missing[r] = 0, v[0][r] = 1;
+      for (int j = 1; j < F::kMoments; j++) v[j][r] = 0;
+    }
     for (int round = 0; round < kMaxRounds; round++) {
       bool active = false;
       if (F::kCached) set_factors();
@@ -443,7 +447,7 @@ template <class F, class C> class Solver {
     for (int attempt = 0; attempt < 5; attempt++) {
       double off = write(r);
       if (loose || std::fabs(off) <= 2 * kEps<C> * most(1.0, k[r])) return;
-      double d = off / v0[r];
+      double d = off / v[0][r];
       if (std::fabs(d) < 1e-3) {
         settle(r, d);
       } else if (attempt < 2 && std::fabs(d) < kInf<double>) {  // not a matter of rounding: solve again, from a counted start

@@ -53,15 +53,6 @@ template <class P> KHOT_INLINE P exp2(P z) {
   P shifted = z + K::round;
   return exp2_parts(shifted, z - (shifted - K::round));
 }
-// 2^(z + rest) for z <= 0 and a tiny rest; 0 where the result would be subnormal.
-template <class P> KHOT_INLINE P exp2_sum(P z, P rest) {
-  using T = typename P::T;
-  using K = Exp2<T>;
-  P clamped = atleast(T(1 - K::bias), z), shifted = clamped + K::round;
-  P power = exp2_parts(shifted, (clamped - (shifted - K::round)) + rest);
-  return select(z > T(1 - K::bias), power, P(0));
-}
-
 template <class T> struct LogSeries;  // 2 atanh(s) = 2s + s^3 (2/3 + 2/5 s^2 + ...), |s| < 0.172
 template <> struct LogSeries<float> {
   static constexpr float c[] = {2.f / 3, 2.f / 5, 2.f / 7, 2.f / 9};
@@ -84,40 +75,48 @@ template <class P> KHOT_INLINE P log(P x) {
   return fma(exponent, P(T(0.69314718055994531)), fma(horner(s2, LogSeries<T>::c) * s2, s, s + s));
 }
 
-// Phi(-a) exp(a^2 / 2) (a + 4) as a polynomial in (a - 4) / (a + 4), for a in [0, 15] and [0, 40].
+// The normal distribution is computed in w = u sqrt(log2(e) / 2), so that its bell exp(-u^2 / 2) is 2^(-w^2).
+constexpr double kNormalUnit = 0.84932180028801904;
+
+// 2^(-w^2) for |w| < 15 (float) or 45 (double): below the smallest normal number it falls to 0 more quickly. With kExact
+// the rounding error of w^2 is carried along, so that the tail keeps its relative accuracy.
+template <bool kExact, class P> KHOT_INLINE P bell(P w) {
+  using T = typename P::T;
+  using K = Exp2<T>;
+  P square = w * w, shifted = K::round - square, f = (K::round - shifted) - square;
+  if (kExact) f = f - fma(w, w, -square);
+  P p = fma(horner(f, K::c), f, P(1));
+  KHOT_EACH(P::U, {
+    IVec<T> power = bits(p.v[j]) + (bits(shifted.v[j]) << K::mantissa);
+    p.v[j] = from_bits<T>(power > 0 ? power : IVec<T>{});
+  });
+  return p;
+}
+
+// Phi(-u) 2^(w^2) (w + 4) as a polynomial in (w - 4) / (w + 4), for w in [0, 11.3] and [0, 32].
 template <class T> struct NormalTail;
-template <> struct NormalTail<float> {  // 1.4e-8
-  static constexpr float c[] = {0.755285138596192936f,    -0.607896594145081739f,   0.38713668307040542f,
-                                -0.186523306757767822f,   0.0604061855142917908f,   -0.00752540241820854468f,
-                                -0.00352097282398637407f, 0.00156688168778090475f,  0.000188996519420263973f,
-                                -0.000125558385602256097f};
+template <> struct NormalTail<float> {  // 2.5e-8
+  static constexpr float c[] = {0.650522397790625614f,  -0.553373591546224531f,  0.397564051832306214f,
+                                -0.23719932773779987f,  0.113619346163901552f,   -0.0406154986413978499f,
+                                0.00864272200792273243f, 0.000529583055027124753f, -0.0010073930326263444f};
 };
-template <> struct NormalTail<double> {  // 2e-16
+template <> struct NormalTail<double> {  // 7e-17
   static constexpr double c[] = {
-      0.75528513041575153,      -0.607896641971890853,    0.387137400742204512,     -0.186521857959786915,
-      0.0603965748913665972,    -0.00754018896274541213,  -0.00347969237409342504,  0.00163081840120548946,
-      0.000133344358889570914,  -0.00023109449502025509,  -1.90838339189112889e-6,  0.0000351426228277637333,
-      7.1646936023436911e-7,    -5.91415320776908574e-6,  -6.27371578751470457e-7,  1.01065935246475887e-6,
-      2.64883743336709389e-7,   -1.43407955323181932e-7,  -7.50382153817939592e-8,  7.35189900401427611e-9,
-      1.1627945885955582e-8,    2.1373040012816807e-9};
+      0.650522399167735924,     -0.553373439271827711,    0.397563606966384692,     -0.237203499178358207,
+      0.113627823885394579,     -0.0405802712351754268,   0.00860087665085457803,   0.000395578010860184075,
+      -0.000962618314395838242, 0.000209741775704240982,  0.0000666816056958568941, -0.0000378579960906641895,
+      -3.75034288470968009e-6,  5.6956054475562326e-6,    1.89345589519996953e-7,   -8.81393768576285234e-7,
+      -3.15237812378282887e-8,  1.37946244706966066e-7,   1.36853378065932734e-8,   -1.68830221398578706e-8,
+      -3.25298012849815288e-9,  4.9293710483526876e-10};
 };
 constexpr float NormalTail<float>::c[];
 constexpr double NormalTail<double>::c[];
 
-// exp(-u^2 / 2), with the rounding error of u^2 carried along so that the tail keeps its relative accuracy.
-template <class P> KHOT_INLINE P exp_half_square(P u) {
+// Phi(-u) for w >= 0, given 2^(-w^2).
+template <class P> KHOT_INLINE P normal_tail(P w, P bell) {
   using T = typename P::T;
-  constexpr double exact = -0.72134752044448170;  // -log2(e) / 2
-  const P scale = T(exact), scale_rest = T(exact - double(T(exact)));
-  P square = u * u, square_rest = fma(u, u, -square);
-  P z = square * scale, rest = fma(square, scale, -z);
-  return exp2_sum(z, fma(square_rest, scale, fma(square, scale_rest, rest)));
-}
-// Phi(-a) for a >= 0, given exp(-a^2 / 2).
-template <class P> KHOT_INLINE P normal_tail(P a, P gauss) {
-  using T = typename P::T;
-  P inverse = T(1) / (a + T(4)), s = (a - T(4)) * inverse;
-  return gauss * horner(s, NormalTail<T>::c) * inverse;
+  P inverse = T(1) / (w + T(4));
+  return bell * inverse * horner(fma(inverse, P(-8), P(1)), NormalTail<T>::c);
 }
 
 // The density at the quantile, phi(Phi^-1(p)), for 0 <= p <= 1/2, as p r(s) with s = sqrt(-2 log p).
@@ -143,8 +142,8 @@ template <int U> KHOT_INLINE Pack<double, U> normal_profile(Pack<double, U> p) {
   using P = Pack<double, U>;
   P safe = atleast(1e-300, p), s = square_root(-2.0 * log(safe));
   P u = s * horner((s - 2.0) / (s + 2.0), kNormalQuantile);
-  P gauss = exp_half_square(u), phi = gauss * 0.39894228040143268;
-  P newton = (normal_tail(u, gauss) - safe) / phi;
+  P w = u * kNormalUnit, power = bell<true>(w), phi = power * 0.39894228040143268;
+  P newton = (normal_tail(w, power) - safe) / phi;
   P step = newton / (1.0 - 0.5 * u * newton);
   P v = phi * (1.0 - u * step + 0.5 * (u * u - 1.0) * step * step);
   return select(p > 1e-300, v, P(0));
