@@ -160,13 +160,13 @@ struct Gaussian {
   }
   template <class P, class Z> static KHOT_INLINE P encode(P x, const Shift<Z>&) { return x; }
   template <class P, class Z, class C = typename P::T> static KHOT_INLINE P value(P x, const Shift<Z>& s) {
-    P w = argument(x, s), tail = normal_tail(absolute(w), bell<true>(w));
-    return select(w < C(0), tail, C(1) - tail);
+    P w = argument(x, s), tail = normal_tail(absolute(w), bell(w));
+    return select(negative(w), tail, C(1) - tail);
   }
   template <bool kComplement, class P, class Z, class C = typename P::T>
   static KHOT_INLINE MeasuredKept<P> measure(P x, const Shift<Z>& s) {
-    P w = argument(x, s), slope = bell<true>(w), tail = normal_tail(absolute(w), slope), other = C(1) - tail;
-    auto below = w < C(0);
+    P w = argument(x, s), slope = bell(w), tail = normal_tail(absolute(w), slope), other = C(1) - tail;
+    auto below = negative(w);
     P y = select(below, tail, other);
     return {kComplement ? select(below, other, tail) : y, slope, w, y};
   }
@@ -176,7 +176,7 @@ struct Gaussian {
   }
   // Phi(u + d) from Phi(u), to sixth order: phi times a polynomial in u whose coefficients depend on d only.
   template <class P, class Z, class C = typename P::T> static KHOT_INLINE P refine(P x, P y, const Shift<Z>& s) {
-    return refine(x, y, bell<false>(argument(x, s)), s);
+    return refine(x, y, bell(argument(x, s)), s);
   }
   template <class P, class Z, class C = typename P::T> static KHOT_INLINE P refine(P x, P y, P slope, const Shift<Z>& s) {
     constexpr double a = 1 / kUnit;

@@ -62,6 +62,8 @@ template <class P> KHOT_INLINE P atleast(typename P::T bound, P x) { KHOT_EACH(P
 template <class P> KHOT_INLINE P smallest(P a, P b) { KHOT_EACH(P::U, b.v[j] = vmin(a.v[j], b.v[j])); return b; }
 template <class P> KHOT_INLINE P largest(P a, P b) { KHOT_EACH(P::U, b.v[j] = vmax(a.v[j], b.v[j])); return b; }
 template <class P> KHOT_INLINE P absolute(P a) { KHOT_EACH(P::U, a.v[j] = vabs(a.v[j])); return a; }
+// By the sign bit, which selects without a comparison.
+template <class T, int U> KHOT_INLINE Mask<T, U> negative(Pack<T, U> a) { Mask<T, U> m; KHOT_EACH(U, m.v[j] = bits(a.v[j]) < 0); return m; }
 template <class P> KHOT_INLINE P square_root(P a) { KHOT_EACH(P::U, a.v[j] = vsqrt(a.v[j])); return a; }
 
 template <class P, class S> KHOT_INLINE P load_pack(const S* p) { P a; KHOT_EACH(P::U, a.v[j] = load(p + j * kWidth<typename P::T>)); return a; }

@@ -214,15 +214,17 @@ template <class F, class C> class Solver {
     // A dear evaluation is worth a larger sample, which makes a second one rare: a part of it is solved, all of it tells
     // mean and variance.
     constexpr int64_t parts = F::kRefined ? 4 : 1;
-    int64_t groups = least(kSampleMost, most(F::kRefined ? least(int64_t(1024), n / 8) : int64_t(256), n / 64)) / w, m = groups * w;
+    int64_t groups = least(kSampleMost, most(F::kRefined ? least(int64_t(512), n / 8) : int64_t(256), n / 64)) / w, m = groups * w;
     C* sample = static_cast<C*>(std::malloc(size_t(parts + 1) * size_t(m) * sizeof(C)));
     if (!sample) return search(r);
     const Stored exact = sizeof(C) == 4 ? kFloat32 : kFloat64;
     C in[kGroup<C>];
-    for (int64_t g = 0; g < parts * groups; g++) {
-      int64_t at = (n / w) * (g % groups * parts + g / groups) / (parts * groups) * w;
-      std::memcpy(sample + g * w, x[r].read(at, at + kGroup<C> <= n ? n : at + w, in, C(0)), w * sizeof(C));
-    }
+    const double stride = double(n / w) / double(parts * groups);
+    for (int64_t p = 0; p < parts; p++)
+      for (int64_t g = 0; g < groups; g++) {
+        const int64_t at = int64_t(double(g * parts + p) * stride) * w;
+        std::memcpy(sample + (p * groups + g) * w, x[r].read(at, at + kGroup<C> <= n ? n : at + w, in, C(0)), w * sizeof(C));
+      }
     C* const solved = sample + parts * m;
     double share = double(m) / double(n), part = least(most(k[r] * share, 1e-9 * double(m)), double(m) * (1 - 1e-9));
     Memo own;

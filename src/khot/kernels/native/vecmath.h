@@ -78,14 +78,11 @@ template <class P> KHOT_INLINE P log(P x) {
 // The normal distribution is computed in w = u sqrt(log2(e) / 2), so that its bell exp(-u^2 / 2) is 2^(-w^2).
 constexpr double kNormalUnit = 0.84932180028801904;
 
-// 2^(-w^2) for |w| < 15 (float) or 45 (double): below the smallest normal number it falls to 0 more quickly. With kExact
-// the rounding error of w^2 is carried along, so that the tail keeps its relative accuracy.
-template <bool kExact, class P> KHOT_INLINE P bell(P w) {
+// 2^(-w^2) for |w| < 15 (float) or 45 (double): below the smallest normal number it falls to 0 more quickly.
+template <class P> KHOT_INLINE P bell(P w) {
   using T = typename P::T;
   using K = Exp2<T>;
-  P square = w * w, shifted = K::round - square, f = (K::round - shifted) - square;
-  if (kExact) f = f - fma(w, w, -square);
-  P p = fma(horner(f, K::c), f, P(1));
+  P square = w * w, shifted = K::round - square, f = (K::round - shifted) - square, p = fma(horner(f, K::c), f, P(1));
   KHOT_EACH(P::U, {
     IVec<T> power = bits(p.v[j]) + (bits(shifted.v[j]) << K::mantissa);
     p.v[j] = from_bits<T>(power > 0 ? power : IVec<T>{});
@@ -142,7 +139,7 @@ template <int U> KHOT_INLINE Pack<double, U> normal_profile(Pack<double, U> p) {
   using P = Pack<double, U>;
   P safe = atleast(1e-300, p), s = square_root(-2.0 * log(safe));
   P u = s * horner((s - 2.0) / (s + 2.0), kNormalQuantile);
-  P w = u * kNormalUnit, power = bell<true>(w), phi = power * 0.39894228040143268;
+  P w = u * kNormalUnit, power = bell(w), phi = power * 0.39894228040143268;
   P newton = (normal_tail(w, power) - safe) / phi;
   P step = newton / (1.0 - 0.5 * u * newton);
   P v = phi * (1.0 - u * step + 0.5 * (u * u - 1.0) * step * step);
