@@ -189,7 +189,7 @@ struct Gaussian {
     return fma(slope, fma(odd, w, even), y);
   }
   template <class P, class C = typename P::T> static KHOT_INLINE P slope(P y) {
-    return select(y == y, normal_profile(smallest(y, C(1) - y)), y);
+    return normal_profile(smallest(y, C(1) - y));
   }
   static double quantile(double p, double complement) { return rough_normal_quantile(p, complement); }
   template <class P> static P start(P q, P, P variance) { return q * square_root(1.0 + variance); }
