@@ -64,6 +64,13 @@ inline double logit_step(double missing, double k, double rest, double v0, doubl
   return root > 0 ? 2 * gap / (first + std::sqrt(root)) : gap / first;
 }
 
+// Where to start, and the variance over tau^2, if the scores were normal: from the means of x - reference and of its square.
+template <class P> struct Start { P at, variance, spread; };
+template <class F, class P> Start<P> start_of(P reference, P mean, P square, P tau, P inv_tau, P quantile, P normal) {
+  P spread = square - mean * mean, variance = atleast(0.0, spread) * inv_tau * inv_tau;
+  return {reference + mean - tau * F::start(quantile, normal, variance), variance, spread};
+}
+
 struct Sigmoid {
   static constexpr bool kCached = true, kRefined = false;
   static constexpr double kUnit = -1.4426950408889634;  // exp(-u) = 2^(kUnit u)

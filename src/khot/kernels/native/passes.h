@@ -139,7 +139,7 @@ template <class F, class C, bool kFromCache> Total emit(Row<C> x, C* cache, Row<
 }
 
 struct Stats {
-  double sum = 0, square = 0, probe = 0;            // of x - reference: from `moments`
+  double mean = 0, square = 0, probe = 0;           // of x - reference and its square: from `moments`
   double low = kInf<double>, high = -kInf<double>;  // the finite range, and how many are nan, +inf, -inf:
   int64_t nan = 0, above = 0, below = 0;            // from `classify`
   void add(const Stats& o) {
@@ -172,7 +172,7 @@ template <class C> Stats moments(Row<C> x, int64_t n, C reference) {
   double sums[4] = {0, 0, 0, 0};
   add_sums(sum, square, probe, Vec<C>{}, sums);
   Stats s;
-  s.sum = sums[0], s.square = sums[1], s.probe = sums[2];
+  s.mean = sums[0] / double(n), s.square = sums[1] / double(n), s.probe = sums[2];
   return s;
 }
 

@@ -100,9 +100,9 @@ template <class F> class ShortRows {
 
   // As if the scores were normal, or by counting where they are spread too wide; like the careful solver.
   unsigned start() {
-    Lanes share = 1 / double(n), mean = widen(sum) * share, spread = widen(square) * share - mean * mean;
-    Lanes variance = atleast(0.0, spread) * lanes(inv_tau) * lanes(inv_tau);
-    Lanes at = widen(load(high)) + mean - lanes(tau) * F::start(lanes(quantile), lanes(normal), variance);
+    const Lanes share = 1 / double(n), mean = widen(sum) * share, mean_square = widen(square) * share;
+    auto [at, variance, spread] =
+        start_of<F>(widen(load(high)), mean, mean_square, lanes(tau), lanes(inv_tau), lanes(quantile), lanes(normal));
     // An infinity or a nan, or numbers whose squares overflow, show in the spread.
     unsigned wide = bits_of(~(variance < kWide)), finite = bits_of(spread - spread == Lanes(0.0));
     store(high, narrow(at));

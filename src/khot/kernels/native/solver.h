@@ -187,18 +187,15 @@ template <class F, class C> class Solver {
   void look(int r) {
     const C reference = x[r].first();
     Stats s = moments(x[r], n, reference);
-    missing[r] = s.probe, v[0][r] = double(reference), v[1][r] = s.sum, v[2][r] = s.square;
+    missing[r] = s.probe, v[0][r] = double(reference), v[1][r] = s.mean, v[2][r] = s.square;
   }
   void start_from_moments() {
     for (int r = 0; r < rows; r++)
       if (!done[r] && !searched[r]) look(r);
     for (int j = 0; j < kLanes; j += Lanes::size) {
       auto at = [&](const double* a) { return load_pack<Lanes>(a + j); };
-      const double share = 1 / double(n);
-      Lanes mean = at(v[1]) * share, spread = at(v[2]) * share - mean * mean;
-      Lanes variance = atleast(0.0, spread) * at(inv_tau) * at(inv_tau);
-      store_pack(v[3] + j, variance);
-      store_pack(step + j, at(v[0]) + mean - at(tau) * F::start(at(quantile), at(normal), variance));
+      auto start = start_of<F>(at(v[0]), at(v[1]), at(v[2]), at(tau), at(inv_tau), at(quantile), at(normal));
+      store_pack(v[3] + j, start.variance), store_pack(step + j, start.at);
     }
     for (int r = 0; r < rows; r++) {
       if (done[r] || searched[r]) continue;
@@ -254,9 +251,9 @@ template <class F, class C> class Solver {
   double if_normal(int r, Row<C> sample, int64_t m, double at, double within) const {
     const C reference = sample.first();
     Stats s = moments(sample, m, reference);
-    double mean = s.sum / double(m), variance = most(0.0, s.square / double(m) - mean * mean) * inv_tau[r] * inv_tau[r];
-    Lanes u = F::start(Lanes(quantile[r]), Lanes(normal[r]), Lanes(variance));
-    double guess = double(reference) + mean - tau[r] * u.v[0][0];
+    auto all = [](double a) { return Lanes(a); };
+    auto start = start_of<F>(all(double(reference)), all(s.mean), all(s.square), all(tau[r]), all(inv_tau[r]), all(quantile[r]), all(normal[r]));
+    double guess = start.at.v[0][0];
     return std::fabs(guess - at) < within ? guess : at;
   }
 
@@ -361,6 +358,15 @@ template <class F, class C> class Solver {
       Lanes moments[6];
       for (int i = 0; i < F::kMoments; i++) moments[i] = at(v[i]);
       store_pack(step + j, F::step(at(missing), at(k), at(rest), moments));
+    }
+    if constexpr (F::kMoments == 1) {
+      // Far from k the scores that are cut off count: there the sum grows like the tail of a distribution, not straight.
+      for (int r = 0; r < rows; r++) {
+        if (done[r] || std::fabs(step[r]) <= reach[r] || !(std::fabs(missing[r]) > 0.75 * least(k[r], rest[r]))) continue;
+        double sum = k[r] - missing[r], other = rest[r] + missing[r];
+        double far = logit_step(missing[r], k[r], rest[r], v[0][r], v[0][r] * v[0][r] * (other - sum) / (sum * other));
+        if (std::fabs(far) > reach[r]) step[r] = far;  // else the straight one is exact
+      }
     }
   }
   void iterate() {
