@@ -36,7 +36,7 @@ def threshold_mask(scores: Tensor, k: Number, tau: Number, family: Family) -> Te
     native = kernels.pick("threshold", family.name, scores, k, tau)
     if native is not None:
         if _learns(scores, k, tau):
-            return _Fused.apply(scores, k, tau, family, native)
+            return _apply_fused(scores, k, tau, family, native)
         return native.forward(scores, k, tau, family.name, shift=False)[0]
     if _watched():
         return threshold_operator(scores, k, tau, family)
@@ -132,6 +132,10 @@ class _Fused(Function):
             t = None if t is None else t.to(torch.promote_types(y.dtype, torch.float32))
             return *threshold_gradients(grad, y, scores, t, tau, family, learns_k, learns_tau), None
         return *native.backward(grad, y, tau, family.name, scores if learns_tau else None, t, grad_k=learns_k), None, None
+
+
+# What Function.apply does about transforms is settled: the native code was picked, so that there is none.
+_apply_fused = super(Function, _Fused).apply
 
 
 class _Reverse(Function):

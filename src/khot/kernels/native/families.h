@@ -188,8 +188,10 @@ struct Gaussian {
   template <class P, class Z, class C = typename P::T> static KHOT_INLINE P refine(P x, P y, P slope, const Shift<Z>& s) {
     constexpr double a = 1 / kUnit;
     const Z d = s.factor, d2 = d * d, d3 = d2 * d, d4 = d2 * d2;
-    const Z c0 = C(kTop) * d * (C(1) + d2 * (C(-1.0 / 6) + d2 * C(1.0 / 40))), c1 = C(kTop * a) * d2 * (C(-0.5) + d2 * (C(0.125) - d2 * C(1.0 / 48)));
-    const Z c2 = C(kTop * a * a) * d3 * (C(1.0 / 6) - d2 * C(0.05)), c3 = C(kTop * a * a * a) * d4 * (C(-1.0 / 24) + d2 * C(1.0 / 72));
+    const Z c0 = C(kTop) * d * (C(1) + d2 * (C(-1.0 / 6) + d2 * C(1.0 / 40)));
+    const Z c1 = C(kTop * a) * d2 * (C(-0.5) + d2 * (C(0.125) - d2 * C(1.0 / 48)));
+    const Z c2 = C(kTop * a * a) * d3 * (C(1.0 / 6) - d2 * C(0.05));
+    const Z c3 = C(kTop * a * a * a) * d4 * (C(-1.0 / 24) + d2 * C(1.0 / 72));
     const Z c4 = C(kTop * a * a * a * a / 120) * d4 * d, c5 = C(-kTop * a * a * a * a * a / 720) * d4 * d2;
     P w = argument(x, s), square = w * w;
     P even = fma(fma(P(c4), square, P(c2)), square, P(c0)), odd = fma(fma(P(c5), square, P(c3)), square, P(c1));

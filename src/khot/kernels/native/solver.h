@@ -252,8 +252,8 @@ template <class F, class C> class Solver {
     const C reference = sample.first();
     Stats s = moments(sample, m, reference);
     auto all = [](double a) { return Lanes(a); };
-    auto start = start_of<F>(all(double(reference)), all(s.mean), all(s.square), all(tau[r]), all(inv_tau[r]), all(quantile[r]), all(normal[r]));
-    double guess = start.at.v[0][0];
+    double guess = start_of<F>(all(double(reference)), all(s.mean), all(s.square), all(tau[r]), all(inv_tau[r]), all(quantile[r]), all(normal[r]))
+                       .at.v[0][0];
     return std::fabs(guess - at) < within ? guess : at;
   }
 
