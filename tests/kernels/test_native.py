@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from scipy import special
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -18,6 +19,7 @@ import khot
 from khot import kernels
 from khot.kernels import cpu
 from tests.kernels.rows import FAMILIES, counts, hostile, truth
+from tests.oracles import CDFS
 
 pytestmark = pytest.mark.skipif(not cpu.LIBRARY, reason="the native kernel is not built: python -m khot.kernels.build")
 
@@ -45,6 +47,24 @@ def test_hostile_rows(family: str, dtype: torch.dtype, n: int) -> None:
                 total = np.minimum(k, (row > -np.inf).sum())
                 assert not abs(result.sum() - total) > 4 * EPS[dtype] * max(1, total), where
                 assert np.isnan(row).any() or ((result[row == -np.inf] == 0).all() and (k < n or (result[row > -np.inf] == 1).all())), where
+
+
+@pytest.mark.parametrize("family", ["sigmoid", "laplace", "gaussian"])
+@pytest.mark.parametrize("n", [64, 1024, 20000])
+def test_small_weights_keep_their_digits(family: str, n: int) -> None:
+    """An argument that is rounded once or twice moves log F by its size times the slope of log F, and no more is lost."""
+    x = torch.randn(4, n, generator=torch.Generator().manual_seed(n))
+    for k in (1.0, n / 16, n / 2):
+        for row, y in zip(x.double().numpy(), cpu.forward(x, k, 1.0, family)[0].double().numpy(), strict=True):
+            expected = truth(row, k, 1.0, family)
+            u = {"sigmoid": special.logit, "gaussian": special.ndtri, "laplace": _laplace_quantile}[family](expected)
+            relative_slope = (CDFS[family](u + 1e-6) - CDFS[family](u - 1e-6)) / 2e-6 / expected
+            error = np.abs(y / expected - 1) / EPS[torch.float32]
+            assert (error <= 4 + 2 * np.abs(u) * relative_slope)[expected > 1e-6].all(), f"k={k}"
+
+
+def _laplace_quantile(p: np.ndarray) -> np.ndarray:
+    return np.where(p < 0.5, np.log(2 * p), -np.log(2 - 2 * p))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
