@@ -211,7 +211,7 @@ template <class F, class C> class Solver {
     // A dear evaluation is worth a larger sample, which makes a second one rare: a part of it is solved, all of it tells
     // mean and variance.
     constexpr int64_t parts = F::kRefined ? 4 : 1;
-    int64_t groups = least(kSampleMost, most(F::kRefined ? least(int64_t(512), n / 8) : int64_t(256), n / 64)) / w, m = groups * w;
+    int64_t groups = least(kSampleMost, most(int64_t(512), n / 64)) / w, m = groups * w;
     C* sample = static_cast<C*>(std::malloc(size_t(parts + 1) * size_t(m) * sizeof(C)));
     if (!sample) return search(r);
     const Stored exact = sizeof(C) == 4 ? kFloat32 : kFloat64;
