@@ -18,6 +18,7 @@ from typing import Any, Literal, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 Number: TypeAlias = float | Tensor  # an int counts as a float to a type checker
 
@@ -142,8 +143,10 @@ def design(name: str, *, cost: str, paper: str, exact: bool, **properties: Any) 
 
 def find(table: Mapping[str, Any], name: str, what: str = "method") -> Any:
     """The row called ``name``, or an error that lists the choices."""
-    if isinstance(name, str) and name in table:
+    try:
         return table[name]
+    except (KeyError, TypeError):  # TypeError: a list, say
+        pass
     close = difflib.get_close_matches(str(name), table, n=1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     raise ValueError(f"unknown {what} {name!r}{hint}; choose from {', '.join(sorted(table))}")
@@ -151,7 +154,7 @@ def find(table: Mapping[str, Any], name: str, what: str = "method") -> Any:
 
 def check(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1, fractional: bool = True) -> None:
     """Raise unless ``(scores, k, tau)`` is something to select from. Tensors that cannot be read here pass."""
-    if _is_plain(scores, k, tau, dim, fractional):
+    if _is_plain(scores, k, tau, dim, fractional) and scores.is_floating_point():
         return
     check_scores(scores, dim)
     check_k(k, scores, dim, fractional)
@@ -159,16 +162,16 @@ def check(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1, fracti
 
 
 def _is_plain(scores: Tensor, k: Number, tau: Number, dim: int, fractional: bool) -> bool:
-    """Whether this is the ordinary call with two numbers, in one expression: the checks below cost as much as a small softmax."""
+    """Whether this is the ordinary call with two numbers, but for the dtype: the checks below cost as much as a small softmax."""
+    if type(scores) is not Tensor:
+        return False
+    shape = scores.shape
     return (  # pyright: ignore[reportReturnType]
-        type(scores) is Tensor
-        and (type(k) is int or type(k) is float)
-        and (type(tau) is int or type(tau) is float)
+        (type(k) is int or type(k) is float and fractional)
+        and (type(tau) is float or type(tau) is int)
         and tau > 0
-        and -(scores.ndim) <= dim < scores.ndim
-        and 0 <= k <= scores.shape[dim]
-        and (fractional or type(k) is int)
-        and scores.is_floating_point()
+        and -len(shape) <= dim < len(shape)
+        and 0 <= k <= shape[dim]
     )
 
 
@@ -218,7 +221,7 @@ def check_options(name: str, given: Mapping[str, Any], options: Mapping[str, Any
 
 def readable(tensor: Tensor) -> bool:
     """Whether the values can be looked at here without waiting for a device or breaking a trace."""
-    return not torch.compiler.is_compiling() and tensor.is_cpu and is_bare(tensor)
+    return not is_compiling() and tensor.is_cpu and type(tensor) in _KINDS and not _is_wrapped(tensor)
 
 
 def is_bare(tensor: Tensor) -> bool:

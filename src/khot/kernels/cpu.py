@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, empty_like, get_num_threads, strided  # a look into torch itself is slow
 
 from khot.kernels import register
 from khot.registry import Number, readable
@@ -53,14 +53,15 @@ def forward(x: Tensor, k: Number, tau: Number, family: str, *, shift: bool = Tru
         shift: whether to return the thresholds.
     """
     x = dense(x)
-    y = torch.empty_like(x)
+    y = empty_like(x)
     n = x.shape[-1]
     t = x.new_empty((*x.shape[:-1], 1), dtype=torch.float64) if shift else None
-    k_rows, k = per_row(k, x)
-    tau_rows, tau = per_row(tau, x)
+    k_rows, k = (None, k) if type(k) is float else per_row(k, x)
+    tau_rows, tau = (None, tau) if type(tau) is float else per_row(tau, x)
+    k_at, tau_at, t_at = pointers(k_rows, tau_rows, t)
     LIBRARY.khot_threshold_forward(
-        FAMILIES[family], DTYPES[x.dtype], x.data_ptr(), y.data_ptr(), pointer(k_rows), k, pointer(tau_rows), tau, pointer(t),
-        x.numel() // n if n else 0, n, torch.get_num_threads(),
+        FAMILIES[family], DTYPES[x.dtype], x.data_ptr(), y.data_ptr(), k_at, k, tau_at, tau, t_at,
+        x.numel() // n if n else 0, n, get_num_threads(),
     )  # fmt: skip
     return y, t
 
@@ -73,15 +74,15 @@ def backward(
     The slope is computed from ``y``: for the gaussian by way of the inverse of its distribution function.
     """
     y, grad = dense(y), dense(grad if grad.dtype is y.dtype else grad.to(y.dtype))
-    gx = torch.empty_like(y)
+    gx = empty_like(y)
     n = y.shape[-1]
     gk = y.new_empty((*y.shape[:-1], 1), dtype=torch.float64) if grad_k else None
     gtau = y.new_empty((*y.shape[:-1], 1), dtype=torch.float64) if x is not None else None
     x = None if x is None else dense(x)
-    tau_rows, tau = per_row(tau, y)
+    tau_rows, tau = (None, tau) if type(tau) is float else per_row(tau, y)
     LIBRARY.khot_threshold_backward(
-        FAMILIES[family], DTYPES[y.dtype], y.data_ptr(), grad.data_ptr(), pointer(x), pointer(shift), gx.data_ptr(), pointer(gk),
-        pointer(gtau), pointer(tau_rows), tau, y.numel() // n if n else math.prod(y.shape[:-1]), n, torch.get_num_threads(),
+        FAMILIES[family], DTYPES[y.dtype], *pointers(y, grad, x, shift, gx, gk, gtau, tau_rows), tau,
+        y.numel() // n if n else math.prod(y.shape[:-1]), n, get_num_threads(),
     )  # fmt: skip
     return gx, gk, gtau
 
@@ -104,8 +105,8 @@ def per_row(value: Number, x: Tensor) -> tuple[Tensor | None, float]:
     return value.detach().double().expand(*x.shape[:-1], 1).contiguous(), 0.0
 
 
-def pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def pointers(*tensors: Tensor | None) -> list[int | None]:
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 _num_modes = torch._C._len_torch_dispatch_stack  # pyright: ignore[reportAttributeAccessIssue]
@@ -131,7 +132,7 @@ def watched() -> bool:
 
 def plain(x: Tensor) -> bool:
     """Whether the kernel may read the values where they lie."""
-    return readable(x) and x.layout is torch.strided
+    return readable(x) and x.layout is strided
 
 
 if LIBRARY:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from khot.kernels import register
-from khot.kernels.cpu import LIBRARY, dense, per_row, plain, pointer, watched
+from khot.kernels.cpu import LIBRARY, dense, per_row, plain, pointers, watched
 from khot.registry import Number
 
 DTYPES = {torch.float32: 0, torch.float64: 1}
@@ -60,7 +60,7 @@ def play(scores: Tensor, k: int, rounds: int, tau: Number, boost: float, power: 
     weight = torch.empty(leaves.shape, dtype=scores.dtype)
     tau_rows, tau = per_row(tau, scores)
     code = _library.khot_tournament_forward(
-        DTYPES[scores.dtype], scores.data_ptr(), pointer(tau_rows), tau, boost, power, leaves.data_ptr(), weight.data_ptr(),
+        DTYPES[scores.dtype], scores.data_ptr(), *pointers(tau_rows), tau, boost, power, leaves.data_ptr(), weight.data_ptr(),
         _rows(scores), scores.shape[-1], k, rounds, torch.get_num_threads(),
     )  # fmt: skip
     _done(code)
@@ -75,7 +75,7 @@ def play_backward(grad: Tensor, scores: Tensor, leaves: Tensor, tau: Number, boo
     tau_rows, tau = per_row(tau, scores)
     k, rounds = leaves.shape[-2], leaves.shape[-1].bit_length() - 1
     code = _library.khot_tournament_backward(
-        DTYPES[scores.dtype], scores.data_ptr(), pointer(tau_rows), tau, boost, power, leaves.data_ptr(), grad.data_ptr(),
+        DTYPES[scores.dtype], scores.data_ptr(), *pointers(tau_rows), tau, boost, power, leaves.data_ptr(), grad.data_ptr(),
         out.data_ptr(), grad_tau.data_ptr(), _rows(scores), scores.shape[-1], k, rounds, torch.get_num_threads(),
     )  # fmt: skip
     _done(code)
@@ -101,7 +101,7 @@ def collect_backward(
     blank = torch.empty_like if items.numel() else torch.zeros_like
     out_x, out_weight = blank(x) if grad_x else None, blank(weight) if grad_weight else None
     code = _library.khot_bags_backward(
-        DTYPES[x.dtype], x.data_ptr(), weight.data_ptr(), items.data_ptr(), grad.data_ptr(), pointer(out_x), pointer(out_weight),
+        DTYPES[x.dtype], x.data_ptr(), weight.data_ptr(), items.data_ptr(), grad.data_ptr(), *pointers(out_x, out_weight),
         *_bags(x, items), torch.get_num_threads(),
     )  # fmt: skip
     _done(code)

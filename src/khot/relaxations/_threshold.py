@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 from torch.autograd import forward_ad
 from torch.autograd.function import Function
 
@@ -26,7 +26,9 @@ from khot.relaxations._family import Family
 
 def threshold_topk(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor:
     """``(..., n) -> (..., n)``, differentiable in ``scores``, ``k`` and ``tau``."""
-    return threshold_mask(scores, column(k, scores), column(tau, scores), family)
+    k = column(k, scores) if isinstance(k, Tensor) else float(k)
+    tau = column(tau, scores) if isinstance(tau, Tensor) else float(tau)
+    return threshold_mask(scores, k, tau, family)
 
 
 def threshold_mask(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor:
@@ -56,7 +58,7 @@ def _watched() -> bool:
 
 
 def _learns(scores: Tensor, k: Number, tau: Number) -> bool:
-    if not torch.is_grad_enabled():
+    if not is_grad_enabled():
         return False
     return scores.requires_grad or isinstance(k, Tensor) and k.requires_grad or isinstance(tau, Tensor) and tau.requires_grad
 
@@ -113,21 +115,25 @@ class _Fused(Function):
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, k: Number, tau: Number, family: Family, native: Any) -> Tensor:
-        ctx.family, ctx.native, ctx.tau, learns_tau = family, native, tau, type(tau) is not float
-        y, t = native.forward(scores, k, tau, family.name, shift=learns_tau)
-        if learns_tau:
-            ctx.tau = None
-            ctx.save_for_backward(y, scores, t, tau)
-        else:
+        if type(tau) is float:
+            y, _ = native.forward(scores, k, tau, family.name, shift=False)
             ctx.save_for_backward(y)
+            ctx.rest = family, native, tau
+        else:
+            y, t = native.forward(scores, k, tau, family.name)
+            ctx.save_for_backward(y, scores, t, tau)
+            ctx.rest = family, native, None
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        family, native = ctx.family, ctx.native
-        y, scores, t, tau = (*ctx.saved_tensors, None, None, ctx.tau) if ctx.tau is not None else ctx.saved_tensors
+        family, native, tau = ctx.rest
         _, learns_k, learns_tau, _, _ = ctx.needs_input_grad
-        if torch.is_grad_enabled() or kernels.pick("threshold", family.name, grad, y, tau) is not native:
+        if tau is None:
+            y, scores, t, tau = ctx.saved_tensors
+        else:
+            (y,), scores, t = ctx.saved_tensors, None, None
+        if is_grad_enabled() or kernels.pick("threshold", family.name, grad, y, tau) is not native:
             # It will be differentiated again, or somebody is watching.
             t = None if t is None else t.to(torch.promote_types(y.dtype, torch.float32))
             return *threshold_gradients(grad, y, scores, t, tau, family, learns_k, learns_tau), None
@@ -135,7 +141,7 @@ class _Fused(Function):
 
 
 # What Function.apply does about transforms is settled: the native code was picked, so that there is none.
-_apply_fused = super(Function, _Fused).apply
+_apply_fused = super(Function, _Fused).apply  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class _Reverse(Function):
