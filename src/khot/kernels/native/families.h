@@ -113,6 +113,7 @@ struct Sigmoid {
     P w2 = 2.0 * d / (qb + square_root(atleast(0.0, root))), w1 = d / atleast(1e-6, 2.0 + d * m1);
     auto usable = two & (root >= 0.0) & (qb > 0.0) & (absolute(w2) < 1.0);
     P w = atleast(-(1 - 1e-7), atmost(1 - 1e-7, select(usable, w2, w1)));
+    if (all(absolute(w) < 0.17)) return twice_atanh(w);
     return select(v0 > 0.0, log((1.0 + w) / (1.0 - w)), P(kNan<double>));
   }
 };

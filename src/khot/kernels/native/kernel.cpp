@@ -17,7 +17,8 @@ inline int team_for(int threads, int64_t rows, int64_t n) {
 template <class C> Row<C> row_of(const void* data, Stored type, int64_t at) { return Row<C>{const_cast<void*>(data), type}.from(at); }
 
 // Rows from..to, at most kLanes of them; `which` has a bit for each.
-template <class F, class C> void solve_rows(const KhotForward& a, Stored type, int64_t from, int64_t to, unsigned which, int threads, Memo& memo) {
+template <class F, class C>
+__attribute__((noinline)) void solve_rows(const KhotForward& a, Stored type, int64_t from, int64_t to, unsigned which, int threads, Memo& memo) {
   Solver<F, C> solver(a.n, threads, memo);
   for (int64_t r = from; r < to; r++) {
     if (!(which >> (r - from) & 1)) continue;
@@ -36,7 +37,8 @@ inline void fetch_ahead(const KhotForward& a, Stored type, int64_t from, int64_t
   for (int64_t at = from * row; at < to * row; at += 64) __builtin_prefetch(x + at, 0, 2), __builtin_prefetch(y + at, 1, 2);
 }
 
-template <class F> void short_rows(const KhotForward& a, Stored type, int64_t from, int64_t to, Memo& memo) {
+template <class F>
+__attribute__((noinline)) void short_rows(const KhotForward& a, Stored type, int64_t from, int64_t to, Memo& memo) {
   constexpr int most_rows = ShortRows<F>::kRows;
   ShortRows<F> solver(a.n);
   for (int64_t first = from; first < to; first += most_rows) {
@@ -58,33 +60,35 @@ template <class F> void short_rows(const KhotForward& a, Stored type, int64_t fr
 
 template <class C> bool is_short(int64_t n) { return sizeof(C) == 4 && n <= kShortMost; }
 
-template <class F, class C> void forward_rows(const KhotForward& a, Stored type, int64_t from, int64_t to, int threads, Memo& memo) {
-  if constexpr (sizeof(C) == 4) {
-    if (is_short<C>(a.n) && to - from > 1) return short_rows<F>(a, type, from, to, memo);
-  }
-  solve_rows<F, C>(a, type, from, to, ~0u, threads, memo);
-}
-
-template <class F, class C> int forward(const KhotForward& a, Stored type) {
-  struct Context { const KhotForward* a; Stored type; int64_t lanes, groups, chunks; };
-  int threads = team_for(a.threads, a.rows, a.n);
-  int64_t lanes = a.n > kSampledFrom ? 1 : is_short<C>(a.n) ? most(kLanes, kWidth<float>) : kLanes, groups = (a.rows + lanes - 1) / lanes;
-  if (lanes == 1 && groups < threads) {  // few long rows: the threads share each of them
-    Memo memo;
-    for (int64_t r = 0; r < a.rows; r++) forward_rows<F, C>(a, type, r, r + 1, threads, memo);
+// Calls fn(from, to, threads) for all rows, `lanes` of them or a multiple at a time: a few long rows in one call, with
+// threads to share each of them; else several parts side by side.
+template <class Fn> int over_rows(int64_t rows, int64_t n, int wanted, int64_t lanes, const Fn& fn) {
+  struct Context { const Fn* fn; int64_t rows, lanes, groups, chunks; };
+  const int threads = team_for(wanted, rows, n);
+  const int64_t groups = (rows + lanes - 1) / lanes;
+  if (lanes == 1 && groups < threads) {
+    fn(int64_t(0), rows, threads);
     return 0;
   }
-  Context context{&a, type, lanes, groups, threads > 1 ? least<int64_t>(groups, 4 * threads) : 1};
+  Context context{&fn, rows, lanes, groups, threads > 1 ? least<int64_t>(groups, 4 * threads) : 1};
   auto body = [](void* p, int64_t i) {
-    Context& c = *static_cast<Context*>(p);
-    Memo memo;
-    int64_t from = c.groups * i / c.chunks, to = c.groups * (i + 1) / c.chunks, at_once = is_short<C>(c.a->n) ? to - from : 1;
-    for (int64_t g = from; g < to; g += at_once)
-      forward_rows<F, C>(*c.a, c.type, g * c.lanes, least(c.a->rows, (g + at_once) * c.lanes), 1, memo);
+    const Context& c = *static_cast<const Context*>(p);
+    (*c.fn)(c.groups * i / c.chunks * c.lanes, least(c.rows, c.groups * (i + 1) / c.chunks * c.lanes), 1);
   };
   if (threads > 1) khot_parallel(threads, context.chunks, body, &context);
   else body(&context, 0);
   return 0;
+}
+
+template <class F, class C> int forward(const KhotForward& a, Stored type) {
+  const int64_t lanes = a.n > kSampledFrom ? 1 : is_short<C>(a.n) ? most(kLanes, kWidth<float>) : kLanes;
+  return over_rows(a.rows, a.n, a.threads, lanes, [&](int64_t from, int64_t to, int threads) {
+    Memo memo;
+    if constexpr (sizeof(C) == 4) {
+      if (is_short<C>(a.n) && to - from > 1) return short_rows<F>(a, type, from, to, memo);
+    }
+    for (int64_t r = from; r < to; r += lanes) solve_rows<F, C>(a, type, r, least(to, r + lanes), ~0u, threads, memo);
+  });
 }
 
 template <class F, class C> void backward_rows(const KhotBackward& a, Stored type, int64_t from, int64_t to, int threads) {
@@ -100,22 +104,10 @@ template <class F, class C> void backward_rows(const KhotBackward& a, Stored typ
 }
 
 template <class F, class C> int backward(const KhotBackward& a, Stored type) {
-  struct Context { const KhotBackward* a; Stored type; int64_t lanes, groups, chunks; };
-  int threads = team_for(a.threads, a.rows, a.n);
-  int64_t lanes = a.n > kSampledFrom ? 1 : kLanes, groups = (a.rows + lanes - 1) / lanes;
-  if (lanes == 1 && groups < threads) {
-    for (int64_t r = 0; r < a.rows; r++) backward_rows<F, C>(a, type, r, r + 1, threads);
-    return 0;
-  }
-  Context context{&a, type, lanes, groups, threads > 1 ? least<int64_t>(groups, 4 * threads) : 1};
-  auto body = [](void* p, int64_t i) {
-    Context& c = *static_cast<Context*>(p);
-    for (int64_t g = c.groups * i / c.chunks; g < c.groups * (i + 1) / c.chunks; g++)
-      backward_rows<F, C>(*c.a, c.type, g * c.lanes, least(c.a->rows, (g + 1) * c.lanes), 1);
-  };
-  if (threads > 1) khot_parallel(threads, context.chunks, body, &context);
-  else body(&context, 0);
-  return 0;
+  const int64_t lanes = a.n > kSampledFrom ? 1 : kLanes;
+  return over_rows(a.rows, a.n, a.threads, lanes, [&](int64_t from, int64_t to, int threads) {
+    for (int64_t r = from; r < to; r += lanes) backward_rows<F, C>(a, type, r, least(to, r + lanes), threads);
+  });
 }
 
 template <class F> int forward_of(int dtype, const KhotForward& a) {

@@ -7,6 +7,31 @@ namespace {
 
 constexpr int64_t kFlush = 32;  // groups whose float sums are added before they go into a double
 
+// The sums of slope q^j. With kThin the third and fourth come from one vector in four, and the first two of that part beside them.
+template <class F, class C, bool kThin> struct Moments {
+  using P = Wide<C>;
+  Vec<C> v0{}, v1{}, v2{}, v3{}, v4{}, v5{}, part0{}, part1{};
+  KHOT_INLINE void add(P slope, P q) {
+    KHOT_EACH(P::U, v0 += slope.v[j]);
+    if constexpr (F::kMoments == 2) KHOT_EACH(P::U, v1 = fma(slope.v[j], q.v[j], v1));
+    if constexpr (F::kMoments == 4) {
+      P r1 = slope * q;
+      KHOT_EACH(P::U, v1 += r1.v[j]);
+      KHOT_EACH(kThin ? 1 : P::U, {
+        Vec<C> q2 = q.v[j] * q.v[j];
+        v2 = fma(slope.v[j], q2, v2);
+        v3 = fma(r1.v[j], q2, v3);
+        if constexpr (kThin) part0 += slope.v[j], part1 += r1.v[j];
+      });
+    }
+    if constexpr (F::kMoments == 6) {
+      P square = q * q, r2 = slope * square, r4 = r2 * square;
+      KHOT_EACH(P::U, v1 = fma(slope.v[j], q.v[j], v1), v2 += r2.v[j], v3 = fma(r2.v[j], q.v[j], v3));
+      KHOT_EACH(P::U, v4 += r4.v[j], v5 = fma(r4.v[j], q.v[j], v5));
+    }
+  }
+};
+
 // One evaluation: sum F and the moments of its slope. With kFromCache the codes of an earlier one are used; else they
 // are computed, and kept if there is a cache. In a very long row (kThin) the third and fourth moment are taken from one
 // vector in four: they only refine a step that is small already.
@@ -14,7 +39,8 @@ template <class F, class C, bool kComplement, bool kFromCache, bool kThin> struc
   using P = Wide<C>;
   const Shift<C> shift;
   LaneTotal<C> total;
-  Vec<C> v0{}, v1{}, v2{}, v3{}, v4{}, v5{}, probe{}, part0{}, part1{};
+  Moments<F, C, kThin> moments;
+  Vec<C> probe{};
 
   explicit Measure(const Shift<C>& s) : shift(s) {}
   KHOT_INLINE void group(const C* from, C* cache) {
@@ -39,34 +65,19 @@ template <class F, class C, bool kComplement, bool kFromCache, bool kThin> struc
     if constexpr (F::kRefined) {
       if (cache) store_pack(cache, m.kept);
     }
-    KHOT_EACH(P::U, v0 += m.slope.v[j]);
-    if constexpr (F::kMoments == 2) KHOT_EACH(P::U, v1 = fma(m.slope.v[j], m.q.v[j], v1));
-    if constexpr (F::kMoments == 4) {
-      P r1 = m.slope * m.q;
-      KHOT_EACH(P::U, v1 += r1.v[j]);
-      KHOT_EACH(kThin ? 1 : P::U, {
-        Vec<C> q2 = m.q.v[j] * m.q.v[j];
-        v2 = fma(m.slope.v[j], q2, v2);
-        v3 = fma(r1.v[j], q2, v3);
-        if constexpr (kThin) part0 += m.slope.v[j], part1 += r1.v[j];
-      });
-    }
-    if constexpr (F::kMoments == 6) {
-      P square = m.q * m.q, r2 = m.slope * square, r4 = r2 * square;
-      KHOT_EACH(P::U, v1 = fma(m.slope.v[j], m.q.v[j], v1), v2 += r2.v[j], v3 = fma(r2.v[j], m.q.v[j], v3));
-      KHOT_EACH(P::U, v4 += r4.v[j], v5 = fma(r4.v[j], m.q.v[j], v5));
-    }
+    moments.add(m.slope, m.q);
     total.add(fold(m.y));
   }
   KHOT_INLINE void flush(Sums& sums) {
+    const auto& m = moments;
     total.flush(sums.y);
-    if constexpr (F::kMoments == 1) sums.v[0] += sum_lanes(v0);
-    if constexpr (F::kMoments == 2) sums.v[0] += sum_lanes(v0), sums.v[1] += sum_lanes(v1);
-    if constexpr (F::kMoments >= 4) add_sums(v0, v1, v2, v3, sums.v);
-    if constexpr (F::kMoments == 6) sums.v[4] += sum_lanes(v4), sums.v[5] += sum_lanes(v5);
+    if constexpr (F::kMoments == 1) sums.v[0] += sum_lanes(m.v0);
+    if constexpr (F::kMoments == 2) sums.v[0] += sum_lanes(m.v0), sums.v[1] += sum_lanes(m.v1);
+    if constexpr (F::kMoments >= 4) add_sums(m.v0, m.v1, m.v2, m.v3, sums.v);
+    if constexpr (F::kMoments == 6) sums.v[4] += sum_lanes(m.v4), sums.v[5] += sum_lanes(m.v5);
     if constexpr (!kFromCache) sums.probe += sum_lanes(probe);
-    if constexpr (kThin) sums.part[0] += sum_lanes(part0), sums.part[1] += sum_lanes(part1);
-    v0 = v1 = v2 = v3 = v4 = v5 = probe = part0 = part1 = Vec<C>{};
+    if constexpr (kThin) sums.part[0] += sum_lanes(m.part0), sums.part[1] += sum_lanes(m.part1);
+    moments = {}, probe = Vec<C>{};
   }
 };
 

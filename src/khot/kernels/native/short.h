@@ -113,7 +113,7 @@ template <class F> class ShortRows {
 
   // For the rows of `which`, a level with k scores above it. The interval is cut in the middle and in proportion to the
   // counts by turns.
-  void locate(unsigned which) {
+  __attribute__((noinline)) void locate(unsigned which) {
     const VecF wanted = narrow(lanes(k)), near = narrow(0.5 * lanes(tau));
     IntF open{};
     for (int r = 0; r < kRows; r++) open[r] = -int(which >> r & 1);
@@ -172,7 +172,7 @@ template <class F> class ShortRows {
   template <bool kComplement, bool kFresh> void evaluate() {
     const Shift<VecF> s = shift();
     Lanes total = 0.0;
-    VecF v0{}, v1{}, v2{}, v3{}, v4{}, v5{};
+    Moments<F, float, false> sums;
     // Two short loops: in one long one the processor cannot look far enough ahead to overlap the exponentials.
     if constexpr (kFresh && F::kCached)
       for (int64_t c = 0; c < columns; c += kUnroll) store_pack(data + c * kRows, F::encode(load_pack<P>(data + c * kRows), s));
@@ -180,25 +180,14 @@ template <class F> class ShortRows {
       P code = load_pack<P>(data + c * kRows);
       auto m = F::template measure<kComplement>(code, s);
       if constexpr (F::kRefined) store_pack(kept + c * kRows, m.kept), store_pack(slope + c * kRows, m.slope);
-      KHOT_EACH(P::U, v0 += m.slope.v[j]);
-      if constexpr (F::kMoments == 2) KHOT_EACH(P::U, v1 = fma(m.slope.v[j], m.q.v[j], v1));
-      if constexpr (F::kMoments == 4) {
-        P r1 = m.slope * m.q, q2 = m.q * m.q;
-        KHOT_EACH(P::U, v1 += r1.v[j]);
-        KHOT_EACH(P::U, v2 = fma(m.slope.v[j], q2.v[j], v2));
-        KHOT_EACH(P::U, v3 = fma(r1.v[j], q2.v[j], v3));
-      }
-      if constexpr (F::kMoments == 6) {
-        P square = m.q * m.q, r2 = m.slope * square, r4 = r2 * square;
-        KHOT_EACH(P::U, v1 = fma(m.slope.v[j], m.q.v[j], v1), v2 += r2.v[j], v3 = fma(r2.v[j], m.q.v[j], v3));
-        KHOT_EACH(P::U, v4 += r4.v[j], v5 = fma(r4.v[j], m.q.v[j], v5));
-      }
+      sums.add(m.slope, m.q);
       total = total + widen(fold(m.y));
     }
     Lanes off = kComplement ? total - double(columns - n) - lanes(rest) : lanes(k) - total;
     store_pack(missing, off);
-    v[0] = widen(v0), v[1] = widen(v1), v[2] = widen(v2), v[3] = widen(v3);
-    if constexpr (F::kRefined) v[4] = widen(v4), v[5] = widen(v5), F::in_u(v);
+    v[0] = widen(sums.v0), v[1] = widen(sums.v1), v[2] = widen(sums.v2);
+    v[3] = widen(sums.v3), v[4] = widen(sums.v4), v[5] = widen(sums.v5);
+    if constexpr (F::kRefined) F::in_u(v);
   }
 
   // The rows whose step is small before long.

@@ -66,14 +66,17 @@ template <class P> KHOT_INLINE Split<P> split(P x) {
   return s;
 }
 
-constexpr double kLogSeries[] = {  // 2 atanh(s) = 2s + s^3 (2/3 + 2/5 s^2 + ...), |s| < 0.172
-    2.0 / 3, 2.0 / 5, 2.0 / 7, 2.0 / 9, 2.0 / 11, 2.0 / 13, 2.0 / 15, 2.0 / 17, 2.0 / 19, 2.0 / 21};
+constexpr double kLogSeries[] = {2.0 / 3, 2.0 / 5, 2.0 / 7, 2.0 / 9, 2.0 / 11, 2.0 / 13, 2.0 / 15, 2.0 / 17, 2.0 / 19, 2.0 / 21};
+// 2 atanh(s) = 2s + s^3 (2/3 + 2/5 s^2 + ...) for |s| < 0.172.
+template <int U> KHOT_INLINE Pack<double, U> twice_atanh(Pack<double, U> s) {
+  Pack<double, U> s2 = s * s;
+  return fma(horner(s2, kLogSeries) * s2, s, s + s);
+}
 // log m = 2 atanh((m - 1) / (m + 1)).
 template <int U> KHOT_INLINE Pack<double, U> log(Pack<double, U> x) {
   using P = Pack<double, U>;
   auto [exponent, m] = split(x);
-  P s = (m - 1.0) / (m + 1.0), s2 = s * s;
-  return fma(exponent, P(0.69314718055994531), fma(horner(s2, kLogSeries) * s2, s, s + s));
+  return fma(exponent, P(0.69314718055994531), twice_atanh((m - 1.0) / (m + 1.0)));
 }
 
 constexpr float kLog2[] = {  // log2(1 + f) / f, in error by 1.5e-8 / f
