@@ -115,29 +115,32 @@ class _Fused(Function):
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, k: Number, tau: Number, family: Family, native: Any) -> Tensor:
+        learns_k = type(k) is not float
         if type(tau) is float:
             y, _ = native.forward(scores, k, tau, family.name, shift=False)
             ctx.save_for_backward(y)
-            ctx.rest = family, native, tau
+            ctx.rest = family, native, tau, learns_k
         else:
             y, t = native.forward(scores, k, tau, family.name)
             ctx.save_for_backward(y, scores, t, tau)
-            ctx.rest = family, native, None
+            ctx.rest = family, native, None, learns_k
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        family, native, tau = ctx.rest
-        _, learns_k, learns_tau, _, _ = ctx.needs_input_grad
+        family, native, tau, learns_k = ctx.rest
         if tau is None:
             y, scores, t, tau = ctx.saved_tensors
+            learns_tau = ctx.needs_input_grad[2]
         else:
-            (y,), scores, t = ctx.saved_tensors, None, None
-        if is_grad_enabled() or kernels.pick("threshold", family.name, grad, y, tau) is not native:
+            (y,), scores, t, learns_tau = ctx.saved_tensors, None, None, False
+        # The output was made here, so that the gradient alone tells whether the native code may go on.
+        if is_grad_enabled() or kernels.pick("threshold", family.name, grad, 0.0, tau) is not native:
             # It will be differentiated again, or somebody is watching.
             t = None if t is None else t.to(torch.promote_types(y.dtype, torch.float32))
             return *threshold_gradients(grad, y, scores, t, tau, family, learns_k, learns_tau), None
-        return *native.backward(grad, y, tau, family.name, scores if learns_tau else None, t, grad_k=learns_k), None, None
+        gx, gk, gtau = native.backward(grad, y, tau, family.name, scores if learns_tau else None, t, grad_k=learns_k)
+        return gx, gk, gtau, None, None
 
 
 # What Function.apply does about transforms is settled: the native code was picked, so that there is none.
