@@ -221,7 +221,7 @@ def check_options(name: str, given: Mapping[str, Any], options: Mapping[str, Any
 
 def readable(tensor: Tensor) -> bool:
     """Whether the values can be looked at here without waiting for a device or breaking a trace."""
-    return not is_compiling() and tensor.is_cpu and type(tensor) in _KINDS and not _is_wrapped(tensor)
+    return not is_compiling() and tensor.is_cpu and is_bare(tensor)
 
 
 def is_bare(tensor: Tensor) -> bool:

@@ -56,8 +56,8 @@ def forward(x: Tensor, k: Number, tau: Number, family: str, *, shift: bool = Tru
     y = empty_like(x)
     n = x.shape[-1]
     t = x.new_empty((*x.shape[:-1], 1), dtype=torch.float64) if shift else None
-    k_rows, k = (None, k) if type(k) is float else per_row(k, x)
-    tau_rows, tau = (None, tau) if type(tau) is float else per_row(tau, x)
+    k_rows, k = per_row(k, x)
+    tau_rows, tau = per_row(tau, x)
     k_at, tau_at, t_at = pointers(k_rows, tau_rows, t)
     LIBRARY.khot_threshold_forward(
         FAMILIES[family], DTYPES[x.dtype], x.data_ptr(), y.data_ptr(), k_at, k, tau_at, tau, t_at,
@@ -79,7 +79,7 @@ def backward(
     gk = y.new_empty((*y.shape[:-1], 1), dtype=torch.float64) if grad_k else None
     gtau = y.new_empty((*y.shape[:-1], 1), dtype=torch.float64) if x is not None else None
     x = None if x is None else dense(x)
-    tau_rows, tau = (None, tau) if type(tau) is float else per_row(tau, y)
+    tau_rows, tau = per_row(tau, y)
     LIBRARY.khot_threshold_backward(
         FAMILIES[family], DTYPES[y.dtype], *pointers(y, grad, x, shift, gx, gk, gtau, tau_rows), tau,
         y.numel() // n if n else math.prod(y.shape[:-1]), n, get_num_threads(),

@@ -26,9 +26,7 @@ from khot.relaxations._family import Family
 
 def threshold_topk(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor:
     """``(..., n) -> (..., n)``, differentiable in ``scores``, ``k`` and ``tau``."""
-    k = column(k, scores) if isinstance(k, Tensor) else float(k)
-    tau = column(tau, scores) if isinstance(tau, Tensor) else float(tau)
-    return threshold_mask(scores, k, tau, family)
+    return threshold_mask(scores, column(k, scores), column(tau, scores), family)
 
 
 def threshold_mask(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor:
@@ -115,7 +113,7 @@ class _Fused(Function):
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, k: Number, tau: Number, family: Family, native: Any) -> Tensor:
-        learns_k = type(k) is not float
+        learns_k = type(k) is not float and ctx.needs_input_grad[1]
         if type(tau) is float:
             y, _ = native.forward(scores, k, tau, family.name, shift=False)
             ctx.save_for_backward(y)

@@ -32,8 +32,8 @@ template <class P> struct MeasuredKept { P y, slope, q, kept; };
 struct Sums {
   Total y;
   double v[6] = {0, 0, 0, 0, 0, 0};  // moments of the slope
-  double probe = 0;            // 0 * x summed: not zero when the row holds an infinity or a nan
-  double part[2] = {0, 0};     // v[0] and v[1] over the part that v[2] and v[3] were taken from, if not the whole
+  double probe = 0;                  // 0 * x summed: not zero when the row holds an infinity or a nan
+  double part[2] = {0, 0};           // v[0] and v[1] over the part that v[2] and v[3] were taken from, if not the whole
   void add(const Sums& o) {
     y.add(o.y), probe += o.probe, part[0] += o.part[0], part[1] += o.part[1];
     for (int j = 0; j < 6; j++) v[j] += o.v[j];
@@ -158,7 +158,7 @@ struct Laplace {
 // those of phi and -u.
 struct Gaussian {
   static constexpr bool kCached = false, kRefined = true;
-  static constexpr double kUnit = kNormalUnit, kTop = 0.39894228040143268;  // phi(0)
+  static constexpr double kUnit = kNormalUnit, kTop = kNormalTop;
   static constexpr int kMoments = 6, kOrder = 7;
   static constexpr double kReach = 1.3;
   static constexpr double kCentre = 0;

@@ -52,6 +52,7 @@ template <class P> KHOT_INLINE P exp2(P z) {
   P shifted = z + K::round;
   return exp2_parts(shifted, z - (shifted - K::round));
 }
+
 // A positive normal x as 2^exponent m with m in [0.707, 1.414).
 template <class P> struct Split { P exponent, m; };
 template <class P> KHOT_INLINE Split<P> split(P x) {
@@ -89,18 +90,15 @@ template <int U> KHOT_INLINE Pack<float, U> log2(Pack<float, U> x) {
 }
 
 // The normal distribution is computed in w = u sqrt(log2(e) / 2), so that its bell exp(-u^2 / 2) is 2^(-w^2).
-constexpr double kNormalUnit = 0.84932180028801904;
+constexpr double kNormalUnit = 0.84932180028801904, kNormalTop = 0.39894228040143268;  // the latter: phi(0)
 
 // 2^(-w^2) for |w| < 15 (float) or 45 (double): below the smallest normal number it falls to 0 more quickly.
 template <class P> KHOT_INLINE P bell(P w) {
   using T = typename P::T;
   using K = Exp2<T>;
-  P square = w * w, shifted = K::round - square, f = (K::round - shifted) - square, p = fma(horner(f, K::c), f, P(1));
-  KHOT_EACH(P::U, {
-    IVec<T> power = bits(p.v[j]) + (bits(shifted.v[j]) << K::mantissa);
-    p.v[j] = from_bits<T>(power > 0 ? power : IVec<T>{});
-  });
-  return p;
+  P square = w * w, shifted = K::round - square, power = exp2_parts(shifted, (K::round - shifted) - square);
+  KHOT_EACH(P::U, power.v[j] = from_bits<T>(bits(power.v[j]) > 0 ? bits(power.v[j]) : IVec<T>{}));
+  return power;
 }
 
 // Phi(-u) 2^(w^2) (w + 4) as a polynomial in (w - 4) / (w + 4), for w in [0, 11.3] and [0, 32].
@@ -149,7 +147,7 @@ template <int U> KHOT_INLINE Pack<double, U> normal_profile(Pack<double, U> p) {
   using P = Pack<double, U>;
   P safe = atleast(1e-300, p), s = square_root(-2.0 * log(safe));
   P u = s * horner((s - 2.0) / (s + 2.0), kNormalQuantile);
-  P w = u * kNormalUnit, power = bell(w), phi = power * 0.39894228040143268;
+  P w = u * kNormalUnit, power = bell(w), phi = power * kNormalTop;
   P newton = (normal_tail(w, power) - safe) / phi;
   P step = newton / (1.0 - 0.5 * u * newton);
   P v = phi * (1.0 - u * step + 0.5 * (u * u - 1.0) * step * step);
