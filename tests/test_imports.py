@@ -11,7 +11,7 @@ import pytest
 import khot
 
 ROOT = Path(khot.__file__).parent
-LAYERS = {"registry": 0, "kernels": 1, "primitives": 2, "relaxations": 3, "designs": 3}
+LAYERS = {"_tensors": -2, "checks": -1, "registry": 0, "kernels": 1, "primitives": 2, "relaxations": 3, "designs": 3}
 VERBS = 4  # soft, sample, select, loss and whatever else stands beside them
 PACKAGE = 6
 LAYERS |= {"nn": 5, "models": 5, "distributed": 5, "train": 7, "tables": 7, "demo": 7, "cli": 8, "__main__": 9}
@@ -51,8 +51,10 @@ def test_imports_point_down(path: Path) -> None:
     assert not upward, f"{name_of(path)} (layer {own}) imports {upward}"
 
 
-def test_registry_imports_nothing_of_ours() -> None:
-    assert not list(imported(ROOT / "registry.py"))
+def test_the_ground_floor_imports_nothing_of_ours() -> None:
+    assert not list(imported(ROOT / "_tensors.py"))
+    assert set(imported(ROOT / "checks.py")) == {"khot._tensors"}
+    assert set(imported(ROOT / "registry.py")) == {"khot._tensors", "khot.checks"}
 
 
 def test_the_check_can_fail(tmp_path: Path) -> None:

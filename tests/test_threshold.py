@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 
 import khot
-from khot.primitives import root
+from khot.primitives.threshold import solve
 from khot.relaxations.euclidean import EUCLIDEAN
 from khot.relaxations.sigmoid import SIGMOID
 from tests import oracles
@@ -119,7 +119,7 @@ def test_solver_never_looks_at_values(shape: tuple[int, ...]) -> None:
     """A fake tensor has no values: a solver that asks for one raises."""
     with FakeTensorMode():
         x, k = torch.empty(shape), torch.empty(*shape[:-1], 1, dtype=torch.float64)
-        t, s = root.solve_shift(x, k, 1.0, SIGMOID)
+        t, s = solve.solve_shift(x, k, 1.0, SIGMOID)
     assert t.shape == s.shape == (*shape[:-1], 1)
 
 
@@ -127,11 +127,11 @@ def test_solver_never_looks_at_values(shape: tuple[int, ...]) -> None:
 def test_solver_without_looking_finds_the_same(family, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = torch.cat([randn(3, 50), randn(3, 50) * 1e3, randn(3, 50).round()])
     k = torch.linspace(0.5, 49.5, 9, dtype=torch.float64).unsqueeze(-1)
-    looked = root.solve_shift(scores, k, 1.0, family)
-    monkeypatch.setattr(root, "readable", lambda tensor: False)
-    blind = root.solve_shift(scores, k, 1.0, family)
+    looked = solve.solve_shift(scores, k, 1.0, family)
+    monkeypatch.setattr(solve, "readable", lambda tensor: False)
+    blind = solve.solve_shift(scores, k, 1.0, family)
 
-    def total(shift: root.Threshold) -> torch.Tensor:
+    def total(shift: solve.Threshold) -> torch.Tensor:
         return family.f((scores - shift.t) + shift.s).sum(-1, keepdim=True)
 
     assert_close(total(looked), k, rtol=1e-9, atol=1e-9)
@@ -141,7 +141,7 @@ def test_solver_without_looking_finds_the_same(family, monkeypatch: pytest.Monke
 def test_solver_is_one_graph() -> None:
     torch._dynamo.reset()
     scores, k = randn(2, 8).float(), torch.tensor([[2.0], [3.5]], dtype=torch.float64)
-    compiled = torch.compile(lambda x, k: root.solve_shift(x, k, 1.0, SIGMOID), fullgraph=True, backend="eager")
+    compiled = torch.compile(lambda x, k: solve.solve_shift(x, k, 1.0, SIGMOID), fullgraph=True, backend="eager")
     t, s = compiled(scores, k)
     assert_close(torch.sigmoid(scores - t + s).sum(-1, keepdim=True).double(), k, rtol=0, atol=1e-5)
 

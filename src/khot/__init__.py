@@ -5,6 +5,9 @@ from khot import distributions as distributions
 from khot import estimators as estimators
 from khot import linear_bounds as linear_bounds
 from khot import nn as nn
+from khot.hard import gather_topk as gather_topk
+from khot.hard import straight_through as straight_through
+from khot.hard import topk_mask as topk_mask
 from khot.linear_bounds import certify_topk as certify_topk
 from khot.loss import topk_inverse as topk_inverse
 from khot.loss import topk_loss as topk_loss
@@ -32,13 +35,10 @@ from khot.relaxations.sinkhorn import sinkhorn_matrix as sinkhorn_matrix
 from khot.relaxations.softrank import softrank_matrix as softrank_matrix
 from khot.relaxations.softsort import softsort_matrix as softsort_matrix
 from khot.relaxations.threshold import threshold_topk as threshold_topk
-from khot.sample import sample as sample
-from khot.sample import sample_topk as sample_topk
+from khot.sampling import sample as sample
+from khot.sampling import sample_topk as sample_topk
 from khot.select import select_topk as select_topk
-from khot.soft import gather_topk as gather_topk
 from khot.soft import soft_topk as soft_topk
 from khot.soft import soft_topk_matrix as soft_topk_matrix
-from khot.soft import straight_through as straight_through
-from khot.soft import topk_mask as topk_mask
 
 __version__ = "0.1.0"

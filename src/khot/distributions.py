@@ -10,13 +10,14 @@ import torch
 from torch import Generator, Size, Tensor
 from torch.distributions import Distribution, constraints, register_kl
 
+from khot._tensors import readable
+from khot.checks import check_k, check_scores
 from khot.designs.conditional_poisson import subset_log_prob
+from khot.hard import straight_through, topk_mask
 from khot.primitives.calibrate import calibrate
 from khot.primitives.poisson_binomial import log_partition, marginals
 from khot.primitives.subsets import draw_subsets
-from khot.registry import check_k, check_scores, readable
-from khot.sample import check_probs
-from khot.soft import straight_through, topk_mask
+from khot.sampling import check_probs
 
 _CHUNK = 1 << 20  # how many entries of the joint probabilities are worked on at once
 

@@ -20,11 +20,12 @@ import torch
 from torch import Generator, Tensor
 from torch.autograd.function import Function, once_differentiable
 
+from khot._tensors import Number, column, standard_gamma
+from khot.checks import check
 from khot.distributions import KSubset
-from khot.registry import Number, check, column
-from khot.sample import sample_topk
-from khot.soft import straight_through as _through
-from khot.soft import topk_mask
+from khot.hard import straight_through as _through
+from khot.hard import topk_mask
+from khot.sampling import sample_topk
 
 Objective: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -228,7 +229,7 @@ def _sum_of_gammas(shape: tuple[int, ...], k: int, like: Tensor, generator: Gene
     k = max(int(k), 1)
     shapes = torch.full((terms, *shape), 1 / k, dtype=like.dtype, device=like.device)
     # A gamma of small shape, from one of shape 1 + a and a uniform: G(a) = G(1 + a) U^(1/a). torch has a generator for this one only.
-    gammas = torch._standard_gamma(shapes + 1, generator=generator)
+    gammas = standard_gamma(shapes + 1, generator=generator)
     gammas = gammas * torch.rand(shapes.shape, dtype=like.dtype, device=like.device, generator=generator).pow(k)
     order = torch.arange(1, terms + 1, dtype=like.dtype, device=like.device).view(-1, *[1] * len(shape))
     return (gammas / order).sum(0) - torch.log(torch.tensor(float(terms), dtype=like.dtype, device=like.device)) / k

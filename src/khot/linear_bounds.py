@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from khot.registry import Number, check_k, check_scores, readable
+from khot._tensors import Number, readable
+from khot.checks import check_k, check_scores
 
 
 class Lines(NamedTuple):

@@ -7,9 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from khot.registry import Number, check, check_scores, check_tau, column, find, readable
-from khot.relaxations._family import Family
-from khot.relaxations._threshold import threshold_topk
+from khot._tensors import Number, column, readable
+from khot.checks import check, check_scores, check_tau, find
+from khot.primitives.threshold.autograd import solve_mask
+from khot.primitives.threshold.family import Family
 from khot.relaxations.entmax import tsallis
 from khot.relaxations.euclidean import EUCLIDEAN
 from khot.relaxations.gaussian import GAUSSIAN
@@ -43,7 +44,7 @@ def topk_value(scores: Tensor, k: Number, tau: Number = 1.0, *, method: str = "s
     check(scores, k, tau, dim=dim)
     family: Family = find(_FAMILIES, method, "threshold method")
     x = scores.movedim(dim, -1)
-    y = threshold_topk(x, k, tau, family)
+    y = solve_mask(x, k, tau, family)
     return (_product(x, y) + family.entropy(y) * column(tau, x)).sum(-1)
 
 
@@ -107,7 +108,7 @@ def topk_loss(
         raise ValueError(f"target must be between 0 and 1, got values from {goal.min().item():g} to {goal.max().item():g}")
     k = goal.sum(-1)
     check_tau(tau, x)
-    y = threshold_topk(x, k, tau, family)
+    y = solve_mask(x, k, tau, family)
     loss = (_product(x, y - goal) + (family.entropy(y) - family.entropy(goal)) * column(tau, x)).sum(-1)
     return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
 

@@ -1,36 +1,30 @@
-"""The tables of relaxations and designs, and the one door through which arguments pass.
+"""The tables of relaxations and designs.
 
 A relaxation is a function of ``(scores, k, tau, **options)`` along the last dimension, written as bare mathematics.
 ``@relaxation`` files it under a name with its properties and returns the public function: the same body behind
-:func:`check`, with ``dim``, half precision and autocast taken care of. Nothing here imports from the rest of the package.
+:func:`khot.checks.door`, with ``dim``, half precision and autocast taken care of. Below this file are only the checks.
 """
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from numbers import Real
 from types import MappingProxyType
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, Literal, ParamSpec
 
-import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
-Number: TypeAlias = float | Tensor  # an int counts as a float to a type checker
+from khot._tensors import Number
+from khot.checks import door, find
+
+P = ParamSpec("P")
 
 _relaxations: dict[str, Relaxation] = {}
 _designs: dict[str, Design] = {}
 RELAXATIONS: Mapping[str, Relaxation] = MappingProxyType(_relaxations)
 DESIGNS: Mapping[str, Design] = MappingProxyType(_designs)
-
-_WIDENED = (torch.float16, torch.bfloat16)
-_KINDS = (Tensor, torch.nn.Parameter)
-_any_autocast = torch._C._is_any_autocast_enabled
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,6 +42,7 @@ class Relaxation:
     options: Mapping[str, Any]  # name -> default
     cost: str
     paper: str
+    family: Callable[..., Any] | None = None  # (**options) -> Family, for a method that is a threshold family
     sums_to_k: bool = True
     smooth: bool = True  # continuously differentiable in the scores
     sparse: bool = False  # exact zeros at finite scores
@@ -100,38 +95,44 @@ def relaxation(
     paper: str,
     mask: Callable[..., Tensor] | None = None,
     select: Callable[..., Tensor] | None = None,
+    family: Callable[..., Any] | None = None,
     native_half: bool = False,
     **laws: bool,
-) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """File the decorated body under ``name`` and return it behind the door.
+) -> Callable[[Callable[P, Tensor]], Callable[P, Tensor]]:
+    """File the decorated body under ``name`` and return it behind the door, with the body's own signature.
+
+    The body of a mask names ``dim`` in its signature, so that ``help`` and editors show it; the door moves that dimension last
+    and the body always works along the last one.
 
     Args:
         kind: what the body returns, a mask like the scores or a ``(..., k, n)`` matrix.
         mask: for a matrix method, a cheaper body for the sum of the matrix over its rows.
         select: a cheaper body for ``matrix @ x``.
+        family: for a threshold family, how it is made from the method's options.
         native_half: the body computes half precision in float32 by itself.
         laws: the flags of :class:`Relaxation`.
     """
 
-    def file(body: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        door = functools.partial(_door, name=name, options=_options(body), native_half=native_half)
+    def file(body: Callable[P, Tensor]) -> Callable[P, Tensor]:
+        options = _options(body)
+        enter = functools.partial(door, name=name, options=options, native_half=native_half)
+        fractional = laws.get("grad_k", False)
         if kind == "mask":
-            topk, matrix = door(body, kind="mask", fractional=laws.get("grad_k", False)), None
+            topk, matrix = enter(body, fractional=fractional), None
         else:
-            matrix = door(body, kind="matrix", fractional=False)
-            topk = door(mask or _sum_of_rows(body), kind="mask", fractional=laws.get("grad_k", False))
+            topk, matrix = enter(mask or _sum_of_rows(body), fractional=fractional), enter(body, fractional=False, matrix=True)
         _relaxations[name] = Relaxation(
-            name=name, kind=kind, topk=topk, matrix=matrix, select=select, options=_options(body), cost=cost, paper=paper, **laws
+            name=name, kind=kind, topk=topk, matrix=matrix, select=select, options=options, cost=cost, paper=paper, family=family, **laws
         )
         return functools.wraps(body)(topk if matrix is None else matrix)
 
     return file
 
 
-def design(name: str, *, cost: str, paper: str, exact: bool, **properties: Any) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+def design(name: str, *, cost: str, paper: str, exact: bool, **properties: Any) -> Callable[[Callable[P, Tensor]], Callable[P, Tensor]]:
     """File the decorated ``(probs, k, *, generator, **options)`` under ``name`` in the table of designs."""
 
-    def file(body: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def file(body: Callable[P, Tensor]) -> Callable[P, Tensor]:
         options = _options(body)
         options.pop("generator", None)
         many = options.pop("num_samples", None) is not None
@@ -141,133 +142,19 @@ def design(name: str, *, cost: str, paper: str, exact: bool, **properties: Any) 
     return file
 
 
-def find(table: Mapping[str, Any], name: str, what: str = "method") -> Any:
-    """The row called ``name``, or an error that lists the choices."""
-    try:
-        return table[name]
-    except (KeyError, TypeError):  # TypeError: a list, say
-        pass
-    close = difflib.get_close_matches(str(name), table, n=1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
-    raise ValueError(f"unknown {what} {name!r}{hint}; choose from {', '.join(sorted(table))}")
+def find_method(name: str) -> Relaxation:
+    """The row of a relaxation, or an error that lists the choices."""
+    return find(_relaxations, name, "method")  # the dict itself: dynamo before torch 2.7 cannot index a mapping proxy
 
 
-def check(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1, fractional: bool = True) -> None:
-    """Raise unless ``(scores, k, tau)`` is something to select from. Tensors that cannot be read here pass."""
-    if _is_plain(scores, k, tau, dim, fractional) and scores.is_floating_point():
-        return
-    check_scores(scores, dim)
-    check_k(k, scores, dim, fractional)
-    check_tau(tau, scores, dim)
-
-
-def _is_plain(scores: Tensor, k: Number, tau: Number, dim: int, fractional: bool) -> bool:
-    """Whether this is the ordinary call with two numbers, but for the dtype: the checks below cost as much as a small softmax."""
-    if type(scores) is not Tensor:
-        return False
-    shape = scores.shape
-    return (  # pyright: ignore[reportReturnType]
-        (type(k) is int or type(k) is float and fractional)
-        and (type(tau) is float or type(tau) is int)
-        and tau > 0
-        and -len(shape) <= dim < len(shape)
-        and 0 <= k <= shape[dim]
-    )
-
-
-def check_scores(scores: Tensor, dim: int = -1, name: str = "scores") -> None:
-    if not isinstance(scores, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(scores).__name__}; wrap it in torch.as_tensor(...)")
-    if not scores.is_floating_point():
-        raise TypeError(f"{name} must be of a floating dtype, got {scores.dtype}; convert with {name}.float()")
-    if scores.ndim == 0:
-        raise ValueError(f"{name} must have at least one dimension, got a 0-d tensor; use {name}.unsqueeze(0)")
-    if not -scores.ndim <= dim < scores.ndim:
-        raise ValueError(f"dim must be between {-scores.ndim} and {scores.ndim - 1} for {name} of shape {tuple(scores.shape)}, got {dim}")
-
-
-def check_k(k: Number, scores: Tensor, dim: int = -1, fractional: bool = True) -> None:
-    n = scores.shape[dim]
-    if isinstance(k, Tensor):
-        _check_row_shape("k", k, scores, dim)
-        _check_whole(k, fractional)
-        if readable(k) and not bool(((k >= 0) & (k <= n)).all()):
-            _raise_k(n, dim, k)
-        return
-    if not isinstance(k, (int, float, torch.SymInt, torch.SymFloat)) and not isinstance(k, Real) or isinstance(k, bool):
-        raise TypeError(f"k must be an int, a float or a tensor, got {type(k).__name__}")
-    _check_whole(k, fractional)
-    if not 0 <= k <= n:
-        _raise_k(n, dim, k)
-
-
-def check_tau(tau: Number, scores: Tensor, dim: int = -1) -> None:
-    if isinstance(tau, Tensor):
-        _check_row_shape("tau", tau, scores, dim)
-        if readable(tau) and not bool((tau > 0).all()):
-            raise ValueError(f"tau must be positive, got a tensor with minimum {tau.min().item():g}; clamp it or learn its logarithm")
-    elif isinstance(tau, bool) or not isinstance(tau, (int, float, torch.SymInt, torch.SymFloat)) and not isinstance(tau, Real):
-        raise TypeError(f"tau must be a float or a tensor, got {type(tau).__name__}")
-    elif not tau > 0:
-        raise ValueError(f"tau must be positive, got {tau}; for the hard top-k use hard=True or topk_mask")
-
-
-def check_options(name: str, given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    for key in given:
-        if key not in options:
-            known = ", ".join(options) or "none"
-            raise TypeError(f"method {name!r} has no option {key!r}; its options: {known}")
-
-
-def readable(tensor: Tensor) -> bool:
-    """Whether the values can be looked at here without waiting for a device or breaking a trace."""
-    return not is_compiling() and tensor.is_cpu and is_bare(tensor)
-
-
-def is_bare(tensor: Tensor) -> bool:
-    """Whether this is a tensor itself: not a subclass, and not wrapped by a transform."""
-    return type(tensor) in _KINDS and not _is_wrapped(tensor)
-
-
-def column(value: Number, scores: Tensor) -> Number:
-    """A per-row ``k`` or ``tau`` as a ``(..., 1)`` column beside ``(..., n)`` scores; plain numbers stay as they are."""
-    if not isinstance(value, Tensor):
-        return float(value)
-    return value.to(dtype=scores.dtype, device=scores.device).expand(scores.shape[:-1]).unsqueeze(-1)
-
-
-def _check_row_shape(name: str, value: Tensor, scores: Tensor, dim: int) -> None:
-    rows = list(scores.shape)
-    del rows[dim]
-    if value.is_complex() or value.dtype == torch.bool:
-        raise TypeError(f"{name} must be real, got {value.dtype}")
-    try:
-        fits = torch.broadcast_shapes(value.shape, rows) == torch.Size(rows)
-    except RuntimeError:
-        fits = False
-    if not fits:
-        raise ValueError(
-            f"{name} must be a scalar or of shape {tuple(rows)} (the scores' shape without dim={dim}), got {tuple(value.shape)}"
-        )
-
-
-def _check_whole(k: Number, fractional: bool) -> None:
-    if fractional:
-        return
-    if isinstance(k, Tensor):
-        raise TypeError("k must be an int for this method, got a tensor; methods with gradient in k take one, e.g. method='sigmoid'")
-    if isinstance(k, float) and not k.is_integer():
-        raise ValueError(f"k must be a whole number for this method, got {k}; methods with gradient in k take fractions, e.g. 'sigmoid'")
-
-
-def _raise_k(n: int, dim: int, k: Number) -> NoReturn:
-    came = f"values from {k.min().item():g} to {k.max().item():g}" if isinstance(k, Tensor) else k
-    raise ValueError(f"k must be between 0 and n={n} along dim={dim}, got {came}")
+def find_design(name: str) -> Design:
+    """The row of a design, or an error that lists the choices."""
+    return find(_designs, name, "design")
 
 
 def _options(body: Callable[..., Any]) -> dict[str, Any]:
     parameters = inspect.signature(body).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY and p.name != "dim"}
 
 
 def _sum_of_rows(matrix: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -275,40 +162,3 @@ def _sum_of_rows(matrix: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return matrix(scores, k, tau, **options).sum(-2)
 
     return mask
-
-
-def _door(
-    body: Callable[..., Tensor],
-    *,
-    kind: str,
-    name: str,
-    options: Mapping[str, Any],
-    native_half: bool,
-    fractional: bool,
-) -> Callable[..., Tensor]:
-    as_it_is = (torch.float32, torch.float64, *(_WIDENED if native_half else ()))
-
-    def entered(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1, **given: Any) -> Tensor:
-        if dim == -1 and not given and _is_plain(scores, k, tau, dim, fractional) and scores.dtype in as_it_is and not _any_autocast():
-            return body(scores, k, tau)  # nothing to check or to convert: the way of nearly every call
-        check(scores, k, tau, dim=dim, fractional=fractional)
-        check_options(name, given, options)
-        if not fractional:
-            k = int(k)
-        if kind == "matrix" and dim not in (-1, scores.ndim - 1):
-            raise ValueError(f"a matrix method works along the last dimension, got dim={dim}; move it with scores.movedim({dim}, -1)")
-        if _any_autocast() and torch.is_autocast_enabled(scores.device.type):
-            with torch.autocast(scores.device.type, enabled=False):
-                return run(scores, k, tau, dim, given)
-        return run(scores, k, tau, dim, given)
-
-    def run(scores: Tensor, k: Number, tau: Number, dim: int, given: Mapping[str, Any]) -> Tensor:
-        last = dim in (-1, scores.ndim - 1)
-        x = scores if last else scores.movedim(dim, -1)
-        if not native_half and scores.dtype in _WIDENED:
-            out = body(x.float(), k, tau, **given).to(scores.dtype)
-        else:
-            out = body(x, k, tau, **given)
-        return out if last else out.movedim(-1, dim)
-
-    return entered

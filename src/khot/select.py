@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from khot.registry import RELAXATIONS, Number, Relaxation, check, check_options, find
-from khot.soft import straight_through
+from khot._tensors import Number
+from khot.checks import check, check_options
+from khot.hard import straight_through
+from khot.registry import Relaxation, find_method
 
 
 def select_topk(
@@ -40,7 +42,7 @@ def select_topk(
         tensor([[1.9640, 2.9640],
                 [5.2449, 6.2449]])
     """
-    row = find(RELAXATIONS, method)
+    row = find_method(method)
     check(scores, k, tau, fractional=False)
     check_options(method, options, row.options)
     _check_items(x, scores)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from khot.registry import RELAXATIONS, Number, check, check_k, check_scores, find, readable
+from khot._tensors import Number
+from khot.checks import find
+from khot.hard import straight_through, topk_mask, topk_matrix
+from khot.registry import RELAXATIONS, find_method
 
 
 def soft_topk(
@@ -34,7 +36,7 @@ def soft_topk(
         >>> soft_topk(scores, k=2, hard=True)
         tensor([0., 1., 0., 1.])
     """
-    soft = find(RELAXATIONS, method).topk(scores, k, tau, dim=dim, **options)
+    soft = find_method(method).topk(scores, k, tau, dim=dim, **options)
     if not hard:
         return soft
     whole = k.detach().round() if isinstance(k, Tensor) else round(k)
@@ -58,117 +60,3 @@ def soft_topk_matrix(scores: Tensor, k: int, tau: Number = 1.0, *, method: str =
     row = find({name: row for name, row in RELAXATIONS.items() if row.matrix is not None}, method, "matrix method")
     soft = row.matrix(scores, k, tau, **options)
     return straight_through(topk_matrix(scores, k), soft) if hard else soft
-
-
-def topk_mask(scores: Tensor, k: Number, *, dim: int = -1) -> Tensor:
-    """The hard top-k as a k-hot mask, without gradient; among equal scores the earlier index wins.
-
-    Args:
-        scores: any shape; -inf is never selected, a nan makes its own row nan.
-        k: a whole number, or a tensor of whole numbers like the scores without ``dim``.
-        dim: the dimension to select along.
-
-    Returns:
-        0/1 mask like ``scores``.
-
-    Example:
-        >>> topk_mask(torch.tensor([1.0, 3.0, 2.0, 3.0]), k=2)
-        tensor([0., 1., 0., 1.])
-    """
-    check(scores, k, dim=dim)
-    _check_whole_values(k)
-    x = scores.detach().movedim(dim, -1)
-    count = k.to(x.device).expand(x.shape[:-1]).unsqueeze(-1) if isinstance(k, Tensor) else int(k)
-    cut = _cut(x, count)
-    above, level = x > cut, x == cut
-    room = count - above.sum(-1, keepdim=True)
-    chosen = above | (level & (level.cumsum(-1) <= room))
-    mask = (chosen & (x > -torch.inf)).to(x.dtype)
-    return mask.masked_fill(x.isnan().any(-1, keepdim=True), torch.nan).movedim(-1, dim)
-
-
-def topk_matrix(scores: Tensor, k: int) -> Tensor:
-    """The hard top-k as a ``(..., k, n)`` 0/1 matrix, row ``i`` marking the ``i``-th largest; ties to the earlier index.
-
-    As in :func:`topk_mask`, -inf is never marked (the rows for which nothing is left are 0) and a nan makes its own matrix nan.
-    """
-    check(scores, k, fractional=False)
-    ordered = scores.detach().sort(dim=-1, descending=True, stable=True)
-    index, mark = ordered.indices[..., : int(k)], (ordered.values[..., : int(k)] > -torch.inf).to(scores.dtype)
-    one_hot = torch.zeros(*index.shape, scores.shape[-1], dtype=scores.dtype, device=scores.device)
-    one_hot = one_hot.scatter(-1, index.unsqueeze(-1), mark.unsqueeze(-1))
-    return one_hot.masked_fill(scores.isnan().any(-1)[..., None, None], torch.nan)
-
-
-def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
-    """The value of ``hard``, the gradient of ``soft``.
-
-    Example:
-        >>> soft = torch.tensor([0.3, 0.7], requires_grad=True)
-        >>> straight_through(torch.tensor([0.0, 1.0]), soft)
-        tensor([0., 1.], grad_fn=<AddBackward0>)
-    """
-    return hard.detach() + (soft - soft.detach())
-
-
-class Gathered(NamedTuple):
-    """The rows that were kept and where they came from."""
-
-    values: Tensor
-    indices: Tensor
-
-
-def gather_topk(x: Tensor, mask: Tensor, k: int, *, dim: int = -2) -> Gathered:
-    """The ``k`` items of ``x`` with the largest mask, largest first, equal ones in their order.
-
-    The values are those of ``x``, untouched. A mask that requires a gradient receives one, as if every kept item were multiplied by
-    its mask entry and that entry were 1.
-
-    Args:
-        x: items along ``dim``, e.g. ``(..., n, d)`` with ``dim=-2``.
-        mask: ``x.shape`` up to and including ``dim``, e.g. ``(..., n)``.
-        k: how many to keep.
-        dim: the dimension of the items in ``x``.
-
-    Returns:
-        ``values``: ``x`` with ``k`` items along ``dim``; ``indices``: like ``mask`` with ``k`` entries in its last dimension.
-
-    Example:
-        >>> x = torch.arange(8.0).reshape(4, 2)
-        >>> gather_topk(x, torch.tensor([0.1, 0.9, 0.0, 1.0]), k=2).values
-        tensor([[6., 7.],
-                [2., 3.]])
-    """
-    if not isinstance(x, Tensor):
-        raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
-    if not -x.ndim <= dim < x.ndim:
-        raise ValueError(f"dim must be between {-x.ndim} and {x.ndim - 1} for x of shape {tuple(x.shape)}, got {dim}")
-    items = dim % x.ndim
-    check_scores(mask, name="mask")
-    if mask.shape != x.shape[: items + 1]:
-        raise ValueError(f"mask must have shape {tuple(x.shape[: items + 1])}, x's shape up to dim={dim}, got {tuple(mask.shape)}")
-    check_k(k, mask, fractional=False)
-    indices = mask.detach().sort(dim=-1, descending=True, stable=True).indices[..., : int(k)]
-    trailing = x.ndim - items - 1
-    values = x.gather(items, indices.reshape(*indices.shape, *[1] * trailing).expand(*indices.shape, *x.shape[items + 1 :]))
-    if mask.requires_grad:
-        kept = mask.gather(-1, indices)
-        values = values * straight_through(torch.ones_like(kept), kept).to(x.dtype).reshape(*kept.shape, *[1] * trailing)
-    return Gathered(values, indices)
-
-
-def _cut(x: Tensor, count: Tensor | int) -> Tensor:
-    """The ``count``-th largest of each row; above everything where ``count`` is 0."""
-    top = torch.full((*x.shape[:-1], 1), torch.nan, dtype=x.dtype, device=x.device)  # nothing is above or level with a nan
-    if isinstance(count, int):
-        return x.topk(count, sorted=True).values[..., -1:] if count > 0 else top
-    ordered = x.sort(dim=-1, descending=True).values
-    if ordered.shape[-1] == 0:
-        return top
-    return torch.where(count > 0, ordered.gather(-1, (count - 1).clamp(min=0).long()), top)
-
-
-def _check_whole_values(k: Number) -> None:
-    whole = bool((k == k.round()).all()) if isinstance(k, Tensor) and readable(k) else isinstance(k, Tensor) or k == int(k)
-    if not whole:
-        raise ValueError(f"k must be a whole number for a hard mask, got {k}; round it first")

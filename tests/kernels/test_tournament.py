@@ -16,7 +16,7 @@ from khot import kernels
 from khot.kernels import tournament as native
 from khot.primitives.collect import collect
 from khot.primitives.order import descending_order, sort_descending
-from khot.relaxations._tournament import Rules, num_rounds, play
+from khot.primitives.tournament import Rules, num_rounds, play
 
 SIZES = [(1, 1), (2, 1), (3, 1), (5, 2), (6, 6), (7, 3), (9, 4), (16, 2), (31, 1), (33, 5), (64, 8), (100, 13), (257, 16), (1000, 7)]
 BUILT = pytest.mark.skipif(not native.HERE, reason="the native kernel is not built: python -m khot.kernels.build")
@@ -97,7 +97,7 @@ def test_float32_is_float64_rounded(n: int, k: int, rules: Rules) -> None:
 @pytest.mark.parametrize("power", [False, True])
 def test_weights_and_gradients_are_those_of_the_formula(dtype: torch.dtype, n: int, k: int, power: bool) -> None:
     """On the leaves that the native code found, so that nothing hangs on how a near tie was rounded."""
-    from khot.relaxations._tournament import _gradients, _weigh
+    from khot.primitives.tournament import _gradients, _weigh
 
     rules = Rules(5.0, power)
     scores, tau = draw(3, n, dtype=dtype).requires_grad_(), torch.tensor([[0.7], [1.0], [1.3]], dtype=dtype, requires_grad=True)

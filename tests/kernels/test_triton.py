@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[2]
 CODE = """
 import numpy as np, torch
 from khot.kernels import cpu, triton
-from khot.relaxations._family import family_of
-from khot.relaxations._threshold import threshold_gradients
+from khot.primitives.threshold.family import family_of
+from khot.primitives.threshold.autograd import gradients
 from tests.kernels.rows import counts, hostile, truth
 
 triton.BLOCK = 16  # so that longer rows take several blocks
@@ -37,7 +37,7 @@ for dtype, atol in ((torch.float32, 2e-5), (torch.bfloat16, 4e-2)):
     y, shift = triton.forward(ordinary.to(dtype), k, tau, family)
     torch.testing.assert_close(y.double().sum(-1, True), k.double(), rtol=0, atol=n * torch.finfo(dtype).eps)
     gx, gk, gtau = triton.backward(g.to(dtype), y, tau, family, ordinary.to(dtype), shift, grad_k=True)
-    expected = threshold_gradients(g.to(dtype), y, ordinary.to(dtype), shift, tau, family_of(family, 0.0), True, True)
+    expected = gradients(g.to(dtype), y, ordinary.to(dtype), shift, tau, family_of(family, 0.0), True, True)
     for mine, theirs in zip((gx, gk, gtau), expected):
         torch.testing.assert_close(mine.double(), theirs.double(), rtol=2e-3, atol=atol)
 """

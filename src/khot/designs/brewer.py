@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
+from khot._tensors import wide_dtype
 from khot.designs._common import uniform
-from khot.primitives.root import wide_dtype
 from khot.registry import design
 
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, empty_like, get_num_threads, strided  # a look into torch itself is slow
 
+from khot._tensors import Number, is_traced, readable
 from khot.kernels import register
-from khot.registry import Number, readable
 
 FAMILIES = {"sigmoid": 0, "euclidean": 1, "laplace": 2, "gaussian": 3}
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
@@ -109,25 +109,16 @@ def pointers(*tensors: Tensor | None) -> list[int | None]:
     return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
-_num_modes = torch._C._len_torch_dispatch_stack  # pyright: ignore[reportAttributeAccessIssue]
-_in_transform = torch._C._are_functorch_transforms_active  # pyright: ignore[reportAttributeAccessIssue]
-
-
 def _takes(family: str, x: Tensor, k: Number, tau: Number) -> bool:
-    """Whether the tensors lie in ordinary memory, with nobody watching the calls that are made on them."""
+    """Whether the tensors lie in ordinary memory, and no tracer, mode or transform sees the calls made on them."""
     return (
         family in FAMILIES
         and x.dtype in DTYPES
         and plain(x)
         and (type(k) is float or isinstance(k, Tensor) and plain(k))
         and (type(tau) is float or isinstance(tau, Tensor) and plain(tau))
-        and not watched()
+        and not is_traced()
     )
-
-
-def watched() -> bool:
-    """Whether a mode or a transform takes down what is called."""
-    return bool(_num_modes()) or _in_transform()
 
 
 def plain(x: Tensor) -> bool:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from khot._tensors import Number, is_traced
 from khot.kernels import register
-from khot.kernels.cpu import LIBRARY, dense, per_row, plain, pointers, watched
-from khot.registry import Number
+from khot.kernels.cpu import LIBRARY, dense, per_row, plain, pointers
 
 DTYPES = {torch.float32: 0, torch.float64: 1}
 MOST = 1 << 30  # items in a row, which are counted in 32 bits
@@ -137,7 +137,7 @@ def _takes(values: Tensor, *others: Number) -> bool:
         and plain(values)
         and values.shape[-1] <= MOST
         and all(not isinstance(other, Tensor) or plain(other) and other.dtype is values.dtype for other in others)
-        and not watched()
+        and not is_traced()
     )
 
 

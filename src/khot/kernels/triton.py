@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from khot._tensors import Number, is_bare, is_traced
 from khot.kernels import register
-from khot.kernels.cpu import FAMILIES, Native, watched
-from khot.registry import Number, is_bare
+from khot.kernels.cpu import FAMILIES, Native
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # float64 runs on the reference
 BLOCK = 2048  # scores in flight at a time; a choice, not measured
@@ -77,7 +77,7 @@ def _takes(family: str, x: Tensor, k: Number, tau: Number) -> bool:
         and is_bare(x)
         and family in FAMILIES
         and x.dtype in DTYPES
-        and not watched()
+        and not is_traced()
         and installed()
     )
 

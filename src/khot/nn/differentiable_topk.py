@@ -4,8 +4,8 @@ from typing import final
 
 from torch import Tensor, nn
 
+from khot._tensors import Number
 from khot.primitives.rank import Regularization
-from khot.registry import Number
 from khot.relaxations.softrank import Cuts, softrank_matrix
 
 
@@ -33,7 +33,9 @@ class DifferentiableTopK(nn.Module):
 
     def __init__(self, k: int, *, regularization: Regularization = "l2", cuts: Cuts = "fixed") -> None:
         super().__init__()
-        self.k, self.regularization, self.cuts = k, regularization, cuts
+        self.k = k
+        self.regularization: Regularization = regularization
+        self.cuts: Cuts = cuts
 
     def forward(self, scores: Tensor, tau: Number = 1.0) -> Tensor:
         """``(..., N) -> (..., k, N)``, rows that sum to 1."""

@@ -4,8 +4,9 @@ from typing import Any, final
 
 from torch import Generator, Tensor, nn
 
-from khot.registry import DESIGNS, RELAXATIONS, Number, find
-from khot.sample import sample_topk
+from khot._tensors import Number
+from khot.registry import find_design, find_method
+from khot.sampling import sample_topk
 from khot.soft import soft_topk
 
 
@@ -33,8 +34,8 @@ class SampleTopK(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        find(RELAXATIONS, method)
-        find(DESIGNS, design, "design")
+        find_method(method)
+        find_design(design)
         self.k, self.tau, self.method, self.design, self.dim, self.options = k, tau, method, design, dim, options
         self.generator = generator
 

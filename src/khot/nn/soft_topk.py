@@ -5,7 +5,8 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from khot.registry import RELAXATIONS, Number, find
+from khot._tensors import Number
+from khot.registry import find_method
 from khot.soft import soft_topk
 
 
@@ -30,7 +31,7 @@ class SoftTopK(nn.Module):
     ) -> None:
         super().__init__()
         if isinstance(method, str):
-            find(RELAXATIONS, method)
+            find_method(method)
         self.k, self.tau, self.method, self.hard, self.dim, self.options = k, tau, method, hard, dim, options
 
     def forward(self, scores: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ from typing import Literal, final
 
 from torch import Tensor, nn
 
+from khot._tensors import Number
 from khot.loss import topk_loss
-from khot.registry import Number
 
 
 @final

@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.autograd.function import Function
 
 from khot import kernels
-from khot.registry import readable
+from khot._tensors import in_forward_mode, readable
 
 
 def collect(x: Tensor, weight: Tensor, items: Tensor) -> Tensor:
@@ -29,7 +28,7 @@ def collect(x: Tensor, weight: Tensor, items: Tensor) -> Tensor:
         tensor([[0.0000, 1.0000, 0.0000],
                 [0.5000, 0.0000, 0.5000]])
     """
-    if readable(x) and readable(weight) and forward_ad._current_level < 0 and x.shape[-1]:
+    if readable(x) and readable(weight) and not in_forward_mode() and x.shape[-1]:
         native = kernels.pick("bags", x, weight)
         if native is not None and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)):
             return native.forward(x, weight, items)

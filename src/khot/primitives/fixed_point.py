@@ -11,8 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from khot.primitives.root import wide_dtype
-from khot.registry import readable
+from khot._tensors import readable, wide_dtype
 
 _MAGIC = 0x4330000000000000  # the bits of 2.0 ** 52: a double in [2^52, 2^53] is these plus its distance from 2^52
 

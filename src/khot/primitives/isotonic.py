@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from khot.primitives.root import wide_dtype
+from khot._tensors import wide_dtype
 
 _FAR = 300.0  # exponents stay this side of overflow, far beyond anything that shares a block
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from khot.registry import Number
+from khot._tensors import Number
 
 LIMIT = 1 << 31  # entries: 8 GiB in float32
 

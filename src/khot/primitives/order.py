@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from khot import kernels
-from khot.registry import readable
+from khot._tensors import readable
 
 _MANY = 1 << 15  # from here on PyTorch sorts integers by radix
 

@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, softplus
 
+from khot._tensors import in_transform, readable, wide_dtype
 from khot.primitives.polynomial import product
-from khot.primitives.root import wide_dtype
-from khot.registry import readable
 
 
 class Coins(NamedTuple):
@@ -191,7 +190,7 @@ def marginals(logits: Tensor, k: Tensor) -> Marginals:
 
 def _slopes(coins: Coins) -> tuple[Tensor, Tensor]:
     """The derivative of ``log Pr[k heads]`` in all the chances of tails and heads, and that logarithm."""
-    if torch._C._functorch.maybe_current_level() is not None:  # pyright: ignore[reportAttributeAccessIssue]  inside vmap and jacrev
+    if in_transform():  # inside vmap and jacrev
 
         def total(leaves: Tensor) -> tuple[Tensor, Tensor]:
             value = log_heads(leaves, coins.k)

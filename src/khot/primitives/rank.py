@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from khot._tensors import Number, column, wide_dtype
+from khot.checks import check_scores, check_tau
 from khot.primitives.isotonic import block_first, block_logsumexp, block_mean, block_sum, kl_blocks, l2_blocks
-from khot.primitives.root import wide_dtype
-from khot.registry import Number, check_scores, check_tau, column
 
 Regularization = Literal["l2", "kl"]
 

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from khot.primitives.root import wide_dtype
-from khot.registry import Number, column, readable
+from khot._tensors import Number, column, readable, wide_dtype
 
 _FAR = 200.0  # in units of tau: what lies this far from a cut is on one side of it to the last digit
 _NEAR = 1e-4  # two Newton steps from here are exact

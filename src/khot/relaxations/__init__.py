@@ -1,3 +1,1 @@
 """One file for each way to relax top-k; importing the file files its row in the registry."""
-
-from khot.relaxations import _operator as _operator

@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 from torch.utils.checkpoint import checkpoint
 
+from khot._tensors import Number, column, readable
 from khot.primitives.limits import check_size
-from khot.registry import Number, column, readable, relaxation
-from khot.relaxations._rows import deeper, finite_part, settle_mask, settle_rows
+from khot.primitives.settle import deeper, finite_part, settle_mask, settle_rows
+from khot.registry import relaxation
 
 STEPS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,

@@ -9,9 +9,10 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from khot.registry import Number, relaxation
-from khot.relaxations._family import Family, builds
-from khot.relaxations._threshold import threshold_topk
+from khot._tensors import Number
+from khot.primitives.threshold.autograd import solve_mask
+from khot.primitives.threshold.family import Family, builds
+from khot.registry import relaxation
 from khot.relaxations.euclidean import EUCLIDEAN
 from khot.relaxations.sigmoid import SIGMOID
 
@@ -79,7 +80,7 @@ def _tail(rise: Tensor, a: float) -> Tensor:
     sparse=True,
     native_half=True,
 )
-def entmax_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, alpha: float = 1.5) -> Tensor:
+def entmax_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, alpha: float = 1.5, dim: int = -1) -> Tensor:
     r"""Entmax top-k: smooth like the sigmoid in the middle, exactly 0 and 1 at the ends like the projection.
 
     .. math:: y = \arg\max_{y \in [0,1]^n,\ \sum_i y_i = k} x^\top y / \tau
@@ -92,6 +93,7 @@ def entmax_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, alpha: float = 
         k: how many to select; a tensor of shape ``(...)`` receives a gradient.
         tau: temperature; the limit 0 is the hard top-k.
         alpha: between 1 and 2; 1.5 has a closed form and is the fastest.
+        dim: the dimension to select along.
 
     Returns:
         Mask in [0, 1], like ``scores``, that sums to ``k`` along ``dim``.
@@ -102,4 +104,4 @@ def entmax_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, alpha: float = 
     """
     if not isinstance(alpha, Real) or not 1 <= alpha <= 2:
         raise ValueError(f"alpha must be between 1 (sigmoid) and 2 (euclidean), got {alpha}")
-    return threshold_topk(scores, k, tau, tsallis(float(alpha)))
+    return solve_mask(scores, k, tau, tsallis(float(alpha)))

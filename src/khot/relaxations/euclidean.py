@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from khot.registry import Number, relaxation
-from khot.relaxations._family import Family, known
-from khot.relaxations._threshold import threshold_topk
+from khot._tensors import Number
+from khot.primitives.threshold.autograd import solve_mask
+from khot.primitives.threshold.family import Family, known
+from khot.registry import relaxation
 
 EUCLIDEAN = known(
     Family(
@@ -30,7 +31,7 @@ EUCLIDEAN = known(
     sparse=True,
     native_half=True,
 )
-def euclidean_topk(scores: Tensor, k: Number, tau: Number = 1.0) -> Tensor:
+def euclidean_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1) -> Tensor:
     r"""Euclidean top-k: the nearest point of the k-capped simplex, with exact zeros and ones.
 
     .. math:: y = \arg\min_{y \in [0,1]^n,\ \sum_i y_i = k} \tfrac12 \lVert y - x / \tau \rVert^2
@@ -39,6 +40,7 @@ def euclidean_topk(scores: Tensor, k: Number, tau: Number = 1.0) -> Tensor:
         scores: ``(..., n)``, or any shape with ``dim`` given.
         k: how many to select; a tensor of shape ``(...)`` receives a gradient.
         tau: temperature; below the gap between the k-th and the next score the result is the hard top-k.
+        dim: the dimension to select along.
 
     Returns:
         Mask in [0, 1], like ``scores``, that sums to ``k`` along ``dim``.
@@ -47,4 +49,4 @@ def euclidean_topk(scores: Tensor, k: Number, tau: Number = 1.0) -> Tensor:
         >>> euclidean_topk(torch.tensor([3.0, 1.0, 2.5, 2.0]), k=2)
         tensor([1.0000, 0.0000, 0.7500, 0.2500])
     """
-    return threshold_topk(scores, k, tau, EUCLIDEAN)
+    return solve_mask(scores, k, tau, EUCLIDEAN)

@@ -7,9 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from khot.registry import Number, relaxation
-from khot.relaxations._family import Family, known
-from khot.relaxations._threshold import threshold_topk
+from khot._tensors import Number
+from khot.primitives.threshold.autograd import solve_mask
+from khot.primitives.threshold.family import Family, known
+from khot.registry import relaxation
 
 
 def _density(y: Tensor) -> Tensor:
@@ -27,7 +28,7 @@ GAUSSIAN = known(Family("gaussian", f=_cdf, inverse=torch.special.ndtri, slope=_
 
 
 @relaxation("gaussian", kind="mask", cost="O(n)", paper="the threshold scheme with the normal law", grad_k=True, native_half=True)
-def gaussian_topk(scores: Tensor, k: Number, tau: Number = 1.0) -> Tensor:
+def gaussian_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1) -> Tensor:
     r"""Gaussian top-k: the threshold scheme with the normal distribution function.
 
     .. math:: y_i = \Phi(x_i / \tau + c), \quad \textstyle\sum_i y_i = k
@@ -38,6 +39,7 @@ def gaussian_topk(scores: Tensor, k: Number, tau: Number = 1.0) -> Tensor:
         scores: ``(..., n)``, or any shape with ``dim`` given.
         k: how many to select; a tensor of shape ``(...)`` receives a gradient.
         tau: temperature; the limit 0 is the hard top-k.
+        dim: the dimension to select along.
 
     Returns:
         Mask in [0, 1], like ``scores``, that sums to ``k`` along ``dim``.
@@ -46,4 +48,4 @@ def gaussian_topk(scores: Tensor, k: Number, tau: Number = 1.0) -> Tensor:
         >>> gaussian_topk(torch.tensor([3.0, 1.0, 2.0]), k=2, tau=0.5)
         tensor([0.9987, 0.1593, 0.8420])
     """
-    return threshold_topk(scores, k, tau, GAUSSIAN)
+    return solve_mask(scores, k, tau, GAUSSIAN)

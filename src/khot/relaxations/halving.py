@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from khot._tensors import Number
 from khot.primitives.collect import collect
 from khot.primitives.limits import check_size
-from khot.registry import Number, relaxation
-from khot.relaxations._tournament import Bracket, Rules, play
+from khot.primitives.tournament import Bracket, Rules, play
+from khot.registry import relaxation
 
 
 def _check(boost: float, mode: str) -> None:

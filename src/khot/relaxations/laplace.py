@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from khot.registry import Number, relaxation
-from khot.relaxations._family import Family, known
-from khot.relaxations._threshold import threshold_topk
+from khot._tensors import Number
+from khot.primitives.threshold.autograd import solve_mask
+from khot.primitives.threshold.family import Family, known
+from khot.registry import relaxation
 
 
 def _cdf(u: Tensor) -> Tensor:
@@ -30,7 +31,7 @@ LAPLACE = known(Family("laplace", f=_cdf, inverse=_inverse, slope=lambda y: torc
 
 
 @relaxation("laplace", kind="mask", cost="O(n)", paper="Struski et al. 2025 (LapSum)", grad_k=True, native_half=True)
-def laplace_topk(scores: Tensor, k: Number, tau: Number = 1.0) -> Tensor:
+def laplace_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1) -> Tensor:
     r"""Laplace top-k: the threshold scheme with the distribution function of the Laplace law.
 
     .. math:: y_i = L(x_i / \tau + c), \quad \textstyle\sum_i y_i = k, \qquad
@@ -42,6 +43,7 @@ def laplace_topk(scores: Tensor, k: Number, tau: Number = 1.0) -> Tensor:
         scores: ``(..., n)``, or any shape with ``dim`` given.
         k: how many to select; a tensor of shape ``(...)`` receives a gradient.
         tau: temperature; the limit 0 is the hard top-k.
+        dim: the dimension to select along.
 
     Returns:
         Mask in [0, 1], like ``scores``, that sums to ``k`` along ``dim``.
@@ -50,4 +52,4 @@ def laplace_topk(scores: Tensor, k: Number, tau: Number = 1.0) -> Tensor:
         >>> laplace_topk(torch.tensor([3.0, 1.0, 2.0]), k=2, tau=0.5)
         tensor([0.9766, 0.1960, 0.8274])
     """
-    return threshold_topk(scores, k, tau, LAPLACE)
+    return solve_mask(scores, k, tau, LAPLACE)

@@ -8,10 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from khot._tensors import Number, column
 from khot.primitives.limits import check_size
 from khot.primitives.order import descending_order
-from khot.registry import Number, column, relaxation
-from khot.relaxations._rows import deeper, ordinary, settle_mask, settle_rows
+from khot.primitives.settle import deeper, ordinary, settle_mask, settle_rows
+from khot.registry import relaxation
 
 SWAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "logistic": torch.sigmoid,

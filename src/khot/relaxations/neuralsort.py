@@ -8,10 +8,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from khot._tensors import Number, column
 from khot.primitives.limits import check_size
 from khot.primitives.order import descending_order
-from khot.registry import Number, column, relaxation
-from khot.relaxations._rows import deeper, finite_part, mask_by_rows, select_by_rows, settle_rows
+from khot.primitives.settle import deeper, finite_part, mask_by_rows, select_by_rows, settle_rows
+from khot.registry import relaxation
 
 
 def _rows(scores: Tensor, k: int, tau: Number) -> Callable[[int, int], Tensor]:

@@ -13,10 +13,11 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from khot.primitives.root import wide_dtype
-from khot.registry import Number, check, column, relaxation
-from khot.relaxations._family import Family, builds
-from khot.relaxations._threshold import threshold_topk
+from khot._tensors import Number, column, wide_dtype
+from khot.checks import check
+from khot.primitives.threshold.autograd import solve_mask
+from khot.primitives.threshold.family import Family, builds
+from khot.registry import relaxation
 from khot.relaxations.euclidean import EUCLIDEAN
 
 
@@ -53,7 +54,7 @@ def power(p: float) -> Family:
     sparse=True,
     native_half=True,
 )
-def permutahedron_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, p: float = 4 / 3) -> Tensor:
+def permutahedron_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, p: float = 4 / 3, dim: int = -1) -> Tensor:
     r"""Sparse top-k with a p-norm regulariser: exact zeros and ones, few entries between.
 
     .. math:: y = \arg\max_{y \in P(1_k)} x^\top y / \tau - \tfrac1p \|y\|_p^p ,
@@ -67,6 +68,7 @@ def permutahedron_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, p: float
         k: how many to select; a tensor of shape ``(...)`` receives a gradient.
         tau: temperature; below the gap between the k-th and the next score the result is the hard top-k.
         p: above 1 and at most 2; the paper's are 4/3 and 2.
+        dim: the dimension to select along.
 
     Returns:
         Mask in [0, 1], like ``scores``, that sums to ``k`` along ``dim``.
@@ -77,7 +79,7 @@ def permutahedron_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, p: float
         >>> permutahedron_topk(torch.tensor([3.0, 1.0, 2.5, 2.0]), k=2)
         tensor([1.0000, 0.0000, 0.8993, 0.1007])
     """
-    return threshold_topk(scores, k, tau, power(_check_p(p)))
+    return solve_mask(scores, k, tau, power(_check_p(p)))
 
 
 def magnitude_topk(x: Tensor, k: Number, tau: Number = 1.0, *, p: float = 4 / 3, dim: int = -1) -> Tensor:

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
+from khot._tensors import Number, column
 from khot.primitives.limits import check_size
-from khot.registry import Number, column, relaxation
-from khot.relaxations._rows import deeper, settle_mask, settle_rows
+from khot.primitives.settle import deeper, settle_mask, settle_rows
+from khot.registry import relaxation
 
 
 class _Mean(Function):

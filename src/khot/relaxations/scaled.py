@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from khot.registry import Number, column, relaxation
-from khot.relaxations._rows import settle_mask
+from khot._tensors import Number, column
+from khot.primitives.settle import settle_mask
+from khot.registry import relaxation
 
 
 @relaxation(
@@ -19,7 +20,7 @@ from khot.relaxations._rows import settle_mask
     shift_invariant=False,
     hard_limit=False,
 )
-def scaled_topk(scores: Tensor, k: Number, tau: Number = 1.0) -> Tensor:
+def scaled_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1) -> Tensor:
     r"""Independent sigmoids, scaled down where they sum to more than k, and towards 1 where they sum to less.
 
     .. math:: p = \sigma(x / \tau), \; s = \textstyle\sum_i p_i, \qquad
@@ -34,6 +35,7 @@ def scaled_topk(scores: Tensor, k: Number, tau: Number = 1.0) -> Tensor:
         scores: ``(..., n)``, or any shape with ``dim`` given.
         k: how many to select; a tensor of shape ``(...)`` receives a gradient.
         tau: temperature, a number or ``(...)``.
+        dim: the dimension to select along.
 
     Returns:
         Mask in [0, 1], like ``scores``, that sums to ``k`` along ``dim``.

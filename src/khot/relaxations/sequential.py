@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from khot._tensors import Number, column
 from khot.primitives.limits import check_size
-from khot.registry import Number, column, relaxation
-from khot.relaxations._rows import finite_part, settle_rows
+from khot.primitives.settle import finite_part, settle_rows
+from khot.registry import relaxation
 
 
 def _log_rest(logits: Tensor) -> Tensor:

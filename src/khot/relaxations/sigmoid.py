@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from khot.registry import Number, relaxation
-from khot.relaxations._family import Family, known
-from khot.relaxations._threshold import threshold_topk
+from khot._tensors import Number
+from khot.primitives.threshold.autograd import solve_mask
+from khot.primitives.threshold.family import Family, known
+from khot.registry import relaxation
 
 
 def binary_entropy(y: Tensor) -> Tensor:
@@ -28,7 +29,7 @@ SIGMOID = known(Family("sigmoid", f=torch.sigmoid, inverse=torch.logit, slope=la
     grad_k=True,
     native_half=True,
 )
-def sigmoid_topk(scores: Tensor, k: Number, tau: Number = 1.0) -> Tensor:
+def sigmoid_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1) -> Tensor:
     r"""Sigmoid top-k: the softmax of k-hot vectors.
 
     .. math:: y_i = \sigma(x_i / \tau + c), \quad \textstyle\sum_i y_i = k
@@ -40,6 +41,7 @@ def sigmoid_topk(scores: Tensor, k: Number, tau: Number = 1.0) -> Tensor:
         scores: ``(..., n)``, or any shape with ``dim`` given.
         k: how many to select; a tensor of shape ``(...)`` receives a gradient.
         tau: temperature, a number or ``(...)``; the limit 0 is the hard top-k.
+        dim: the dimension to select along.
 
     Returns:
         Mask in [0, 1], like ``scores``, that sums to ``k`` along ``dim``.
@@ -48,4 +50,4 @@ def sigmoid_topk(scores: Tensor, k: Number, tau: Number = 1.0) -> Tensor:
         >>> sigmoid_topk(torch.tensor([3.0, 1.0, 2.0]), k=2, tau=0.1)
         tensor([1.0000, 0.0067, 0.9933])
     """
-    return threshold_topk(scores, k, tau, SIGMOID)
+    return solve_mask(scores, k, tau, SIGMOID)

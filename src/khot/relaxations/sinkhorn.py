@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from khot._tensors import Number
 from khot.primitives.limits import check_size
+from khot.primitives.threshold.autograd import solve_mask
 from khot.primitives.transport import ordered_transport
-from khot.registry import Number, relaxation
-from khot.relaxations._threshold import threshold_topk
+from khot.registry import relaxation
 from khot.relaxations.sigmoid import SIGMOID
 
 _NUM_ARRAYS = 16  # eight plans at a time, each of twice the width of float32
@@ -17,7 +18,7 @@ _NUM_ARRAYS = 16  # eight plans at a time, each of twice the width of float32
 def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, ordered: bool = True) -> Tensor:
     """The sum of the matrix over its rows; where no more than ``k`` items are left, all of them."""
     if not ordered:
-        return threshold_topk(scores, k, tau, SIGMOID)
+        return solve_mask(scores, k, tau, SIGMOID)
     lost, allowed = scores.isnan().any(-1, keepdim=True), scores > -torch.inf
     if k == 0:
         return torch.where(lost, torch.nan, torch.zeros_like(scores))
@@ -59,5 +60,5 @@ def sinkhorn_matrix(scores: Tensor, k: int, tau: Number = 1.0, *, ordered: bool 
     if k == 0:
         return scores.unsqueeze(-2)[..., :0, :]
     if not ordered:
-        return (threshold_topk(scores, k, tau, SIGMOID) / k).unsqueeze(-2).expand(*scores.shape[:-1], k, scores.shape[-1])
+        return (solve_mask(scores, k, tau, SIGMOID) / k).unsqueeze(-2).expand(*scores.shape[:-1], k, scores.shape[-1])
     return _plan(scores, k, tau).to(scores.dtype)

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from khot._tensors import Number, column
 from khot.primitives.limits import check_size
 from khot.primitives.rank import Regularization, check_regularization, wide_ranks
-from khot.registry import Number, column, relaxation
-from khot.relaxations._threshold import threshold_mask, threshold_topk
+from khot.primitives.threshold.autograd import solve_columns, solve_mask
+from khot.registry import relaxation
 from khot.relaxations.sigmoid import SIGMOID
 
 Cuts = Literal["solved", "fixed"]
@@ -24,7 +25,7 @@ def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, regularization: Regulari
     if cuts == "fixed":
         check_size("softrank", *scores.shape, k, fix="use cuts='solved', whose mask needs no matrix")
         return _fixed(scores, heights, k, tau).sum(-2).to(scores.dtype)
-    return threshold_topk(_about(scores, heights, _tops(heights, k)[..., -1:]), k, tau, SIGMOID)
+    return solve_mask(_about(scores, heights, _tops(heights, k)[..., -1:]), k, tau, SIGMOID)
 
 
 @relaxation(
@@ -89,7 +90,7 @@ def _solved(scores: Tensor, heights: Tensor, k: int, tau: Number) -> Tensor:
     # Rows are differences of long sums: they are taken before rounding.
     spread = _about(scores.to(heights.dtype).unsqueeze(-2), heights.unsqueeze(-2), centres)  # (..., k, n)
     rows = (*spread.shape[:-1], 1)
-    heads = threshold_mask(spread, counts.expand(rows), _stacked(tau, heights, rows), SIGMOID)
+    heads = solve_columns(spread, counts.expand(rows), _stacked(tau, heights, rows), SIGMOID)
     return torch.cat([heads[..., :1, :], heads.diff(dim=-2).clamp(min=0)], -2)
 
 

@@ -7,10 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from khot._tensors import Number, column
 from khot.primitives.limits import check_size
 from khot.primitives.scan import decayed_cumsum
-from khot.registry import Number, column, relaxation
-from khot.relaxations._rows import deeper, finite_part, settle_mask, settle_rows
+from khot.primitives.settle import deeper, finite_part, settle_mask, settle_rows
+from khot.registry import relaxation
 
 
 class _Kernel(NamedTuple):

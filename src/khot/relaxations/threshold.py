@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from khot.registry import Number, column, relaxation
-from khot.relaxations._rows import settle_mask
+from khot._tensors import Number, column
+from khot.primitives.settle import settle_mask
+from khot.registry import relaxation
 
 
 @relaxation("threshold", kind="mask", cost="O(n)", paper="Zhu et al. 2025 (DFTopK)", sums_to_k=False, smooth=False)
-def threshold_topk(scores: Tensor, k: int, tau: Number = 1.0) -> Tensor:
+def threshold_topk(scores: Tensor, k: int, tau: Number = 1.0, *, dim: int = -1) -> Tensor:
     r"""Sigmoids around the mean of the k-th and the (k+1)-th largest score.
 
     .. math:: y_i = \sigma\bigl((x_i - (x_{(k)} + x_{(k+1)}) / 2) / \tau\bigr)
@@ -22,6 +23,7 @@ def threshold_topk(scores: Tensor, k: int, tau: Number = 1.0) -> Tensor:
         scores: ``(..., n)``, or any shape with ``dim`` given.
         k: how many to select.
         tau: temperature, a number or ``(...)``.
+        dim: the dimension to select along.
 
     Returns:
         Mask in [0, 1], like ``scores``.

@@ -15,44 +15,38 @@ from typing import Any
 
 import torch
 from torch import Tensor, is_grad_enabled
-from torch.autograd import forward_ad
 from torch.autograd.function import Function
 
 from khot import kernels
-from khot.primitives.root import LOCAL, Rows, argument, pieces, solve_shift, wide_dtype
-from khot.registry import Number, column, readable
-from khot.relaxations._family import Family
+from khot._tensors import Number, column, in_forward_mode, is_recorded, readable, wide_dtype
+from khot.primitives.threshold.family import Family
+from khot.primitives.threshold.solve import LOCAL, Rows, argument, pieces, solve_shift
 
 
-def threshold_topk(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor:
+def solve_mask(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor:
     """``(..., n) -> (..., n)``, differentiable in ``scores``, ``k`` and ``tau``."""
-    return threshold_mask(scores, column(k, scores), column(tau, scores), family)
+    return solve_columns(scores, column(k, scores), column(tau, scores), family)
 
 
-def threshold_mask(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor:
-    """:func:`threshold_topk` with ``k`` and ``tau`` already numbers or ``(..., 1)`` columns."""
-    if forward_ad._current_level >= 0:
-        return threshold_columns(scores, k, tau, family)[0]
+def solve_columns(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor:
+    """:func:`solve_mask` with ``k`` and ``tau`` already numbers or ``(..., 1)`` columns."""
+    if in_forward_mode():
+        return _by_rule(scores, k, tau, family)[0]
     native = kernels.pick("threshold", family.name, scores, k, tau)
     if native is not None:
         if _learns(scores, k, tau):
             return _apply_fused(scores, k, tau, family, native)
         return native.forward(scores, k, tau, family.name, shift=False)[0]
-    if _watched():
-        return threshold_operator(scores, k, tau, family)
-    return threshold_columns(scores, k, tau, family)[0]
+    if is_recorded():
+        return _by_operator(scores, k, tau, family)
+    return _by_rule(scores, k, tau, family)[0]
 
 
-def threshold_operator(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor:
+def _by_operator(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor:
     """The same as one registered operator, so that no compiler unrolls the search."""
     k_rows, k_value = (k, 0.0) if isinstance(k, Tensor) else (None, k)
     tau_rows, tau_value = (tau, 0.0) if isinstance(tau, Tensor) else (None, tau)
     return torch.ops.khot.threshold_forward(scores, k_rows, k_value, tau_rows, tau_value, family.name, family.alpha)[0]
-
-
-def _watched() -> bool:
-    """Whether a compiler or a tracing mode takes down what is called."""
-    return torch.compiler.is_compiling() or bool(torch._C._len_torch_dispatch_stack())  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _learns(scores: Tensor, k: Number, tau: Number) -> bool:
@@ -61,7 +55,7 @@ def _learns(scores: Tensor, k: Number, tau: Number) -> bool:
     return scores.requires_grad or isinstance(k, Tensor) and k.requires_grad or isinstance(tau, Tensor) and tau.requires_grad
 
 
-def threshold_forward(x: Tensor, k: Number, tau: Number, family: Family, rows: Rows = LOCAL) -> tuple[Tensor, Tensor]:
+def mask_and_shift(x: Tensor, k: Number, tau: Number, family: Family, rows: Rows = LOCAL) -> tuple[Tensor, Tensor]:
     """The mask and the threshold of every row, without gradient."""
     native = kernels.pick("threshold", family.name, x, k, tau) if rows is LOCAL else None
     if native is not None:
@@ -136,7 +130,7 @@ class _Fused(Function):
         if is_grad_enabled() or kernels.pick("threshold", family.name, grad, 0.0, tau) is not native:
             # It will be differentiated again, or somebody is watching.
             t = None if t is None else t.to(torch.promote_types(y.dtype, torch.float32))
-            return *threshold_gradients(grad, y, scores, t, tau, family, learns_k, learns_tau), None
+            return *gradients(grad, y, scores, t, tau, family, learns_k, learns_tau), None
         gx, gk, gtau = native.backward(grad, y, tau, family.name, scores if learns_tau else None, t, grad_k=learns_k)
         return gx, gk, gtau, None, None
 
@@ -148,7 +142,7 @@ _apply_fused = super(Function, _Fused).apply  # pyright: ignore[reportAttributeA
 class _Reverse(Function):
     @staticmethod
     def forward(scores: Tensor, k: Number, tau: Number, family: Family) -> tuple[Tensor, Tensor]:
-        return threshold_forward(scores, k, tau, family)
+        return mask_and_shift(scores, k, tau, family)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Number, Number, Family], output: tuple[Tensor, Tensor]) -> None:
@@ -165,7 +159,7 @@ class _Reverse(Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         y, t, *rest = ctx.saved_tensors
         scores, tau = rest if rest else (None, ctx.tau)
-        return threshold_gradients(grad, y, scores, t, tau, ctx.family, *ctx.needs_input_grad[1:3])
+        return gradients(grad, y, scores, t, tau, ctx.family, *ctx.needs_input_grad[1:3])
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], scores: Tensor, k: Number, tau: Number, family: Family) -> Any:
@@ -175,7 +169,7 @@ class _Reverse(Function):
         if in_dims[0] is None:
             scores = scores.expand(info.batch_size, *scores.shape)
         scores, k, tau = front(scores, in_dims[0]), front(k, in_dims[1]), front(tau, in_dims[2])
-        return threshold_columns(scores, k, tau, family), (0, 0)
+        return _by_rule(scores, k, tau, family), (0, 0)
 
 
 class _ForwardMode(_Reverse):
@@ -193,18 +187,18 @@ class _ForwardMode(_Reverse):
         return v * (move + _divide(lift, v.sum(-1, keepdim=True))), None
 
 
-def threshold_columns(scores: Tensor, k: Number, tau: Number, family: Family) -> tuple[Tensor, Tensor]:
+def _by_rule(scores: Tensor, k: Number, tau: Number, family: Family) -> tuple[Tensor, Tensor]:
     """Mask and threshold with ``k`` and ``tau`` already columns."""
     # Dynamo refuses a Function that defines jvp, so the rule for forward mode lives apart.
-    rule = _ForwardMode if forward_ad._current_level >= 0 else _Reverse
+    rule = _ForwardMode if in_forward_mode() else _Reverse
     return rule.apply(scores, k, tau, family)
 
 
-def threshold_gradients(
+def gradients(
     grad: Tensor, y: Tensor, scores: Tensor | None, t: Any, tau: Number, family: Family, learns_k: bool, learns_tau: bool
 ) -> tuple[Tensor | None, ...]:
     """The gradients in the inputs of the rules below, by a formula that can be differentiated itself."""
-    grad_u, grad_k = threshold_backward(grad, y, family)
+    grad_u, grad_k = in_argument(grad, y, family)
     grad_scores = grad_u / tau
     grad_tau = None
     if scores is not None and learns_tau:
@@ -212,7 +206,7 @@ def threshold_gradients(
     return grad_scores.to(grad.dtype), grad_k if learns_k else None, grad_tau, None
 
 
-def threshold_backward(grad: Tensor, y: Tensor, family: Family) -> tuple[Tensor, Tensor]:
+def in_argument(grad: Tensor, y: Tensor, family: Family) -> tuple[Tensor, Tensor]:
     """The gradient in ``u`` and, as a column, in ``k``; differentiable itself."""
     y = y.to(torch.promote_types(y.dtype, torch.float32))
     v = family.slope(y)

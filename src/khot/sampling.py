@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from khot.primitives.root import wide_dtype
-from khot.registry import DESIGNS, RELAXATIONS, Design, Number, check_scores, find, readable
-from khot.soft import straight_through
+from khot._tensors import Number, readable, wide_dtype
+from khot.checks import check_scores
+from khot.hard import straight_through
+from khot.registry import Design, find_design, find_method
 
 _SINGLE = torch.finfo(torch.float32).eps  # double precision is often made from single
 _ROUNDINGS = 16  # how many roundings of the sum, in units of eps * k, still count as a whole number
@@ -48,7 +49,7 @@ def sample(
         >>> (z.mean(0) - torch.tensor([0.2, 0.7, 0.8, 0.3, 1.0, 0.0])).abs().max() < 0.1
         tensor(True)
     """
-    row = find(DESIGNS, design, "design")
+    row = find_design(design)
     check_scores(probs, dim, "probs")
     x = _work(probs, dim)
     size = check_probs(x, k, eps=torch.finfo(probs.dtype).eps, whole=row.fixed_size)
@@ -95,8 +96,8 @@ def sample_topk(
         >>> scores.grad
         tensor([-0.1921, -0.1018, -0.0497,  0.3436])
     """
-    row = find(DESIGNS, design, "design")
-    method_row = find(RELAXATIONS, method)
+    row = find_design(design)
+    method_row = find_method(method)
     if not (method_row.sums_to_k and method_row.bounded):
         raise ValueError(f"method {method!r} gives no probabilities that sum to k; choose one whose row says sums_to_k and bounded")
     soft = method_row.topk(scores, k, tau, dim=dim, **options)

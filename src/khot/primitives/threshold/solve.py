@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from khot.registry import Number, readable
+from khot._tensors import Number, readable, wide_dtype
 
 
 class Squash(Protocol):
@@ -66,11 +66,6 @@ def _wide_sum(values: Tensor) -> Tensor:
     runs = values[..., :even].unflatten(-1, (_RUN, -1)).sum(-2)
     rest = values[..., even:].sum(-1, keepdim=True, dtype=wide_dtype(values))
     return runs.sum(-1, keepdim=True, dtype=wide_dtype(values)) + rest
-
-
-def wide_dtype(values: Tensor) -> torch.dtype:
-    """The dtype in which rows are summed."""
-    return torch.float64 if values.device.type != "mps" else torch.float32
 
 
 LOCAL = Rows(

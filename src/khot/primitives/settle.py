@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from khot.registry import Number, readable
+from khot._tensors import Number, readable
 
 PIECE = 1 << 20  # entries of a (rows, n) block that are worked on at once
 

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.autograd.function import Function
 
 from khot import kernels
+from khot._tensors import Number, column, in_forward_mode, readable
 from khot.primitives.order import descending_order, sort_descending
-from khot.registry import Number, column, readable
-from khot.relaxations._rows import deeper, ordinary
+from khot.primitives.settle import deeper, ordinary
 
 BASE = 20.0  # of the published power boost
 
@@ -49,11 +48,11 @@ def play(scores: Tensor, k: int, tau: Number, rules: Rules) -> Bracket:
     if not k:
         return Bracket(torch.empty(*scores.shape[:-1], 0, 1, dtype=torch.long, device=scores.device), scores[..., :0].unsqueeze(-1))
     tau = column(tau, scores)
-    native = kernels.pick("tournament", scores, tau) if forward_ad._current_level < 0 else None
+    native = kernels.pick("tournament", scores, tau) if not in_forward_mode() else None
     learns = torch.is_grad_enabled() and (scores.requires_grad or isinstance(tau, Tensor) and tau.requires_grad)
     if native is None:
         found = _seed(scores.detach(), k, tau.detach() if isinstance(tau, Tensor) else tau, rules)
-        if readable(scores) and not learns and forward_ad._current_level < 0:
+        if readable(scores) and not learns and not in_forward_mode():
             return found
         return Bracket(found.leaves, _weigh(scores, found.leaves, tau, rules))
     if learns:

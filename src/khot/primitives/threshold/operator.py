@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from khot import kernels
-from khot.primitives.root import wide_dtype
-from khot.registry import Number
-from khot.relaxations._family import family_of
-from khot.relaxations._threshold import threshold_forward, threshold_gradients
+from khot._tensors import Number, wide_dtype
+from khot.primitives.threshold.autograd import gradients, mask_and_shift
+from khot.primitives.threshold.family import family_of
 
 _FORWARD = (
     "threshold_forward(Tensor x, Tensor? k, float k_value, Tensor? tau, float tau_value, str family, float alpha) -> (Tensor, Tensor)"
@@ -29,7 +28,7 @@ _BACKWARD = (
 def _forward(
     x: Tensor, k: Tensor | None, k_value: float, tau: Tensor | None, tau_value: float, family: str, alpha: float
 ) -> tuple[Tensor, Tensor]:
-    y, shift = threshold_forward(x, k_value if k is None else k, tau_value if tau is None else tau, family_of(family, alpha))
+    y, shift = mask_and_shift(x, k_value if k is None else k, tau_value if tau is None else tau, family_of(family, alpha))
     return y.contiguous(), shift.to(wide_dtype(x))
 
 
@@ -53,7 +52,7 @@ def _formula(
     grad: Tensor, y: Tensor, x: Tensor, shift: Tensor, tau: Number, family: str, alpha: float, learns_tau: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     near = shift.to(torch.promote_types(y.dtype, torch.float32))
-    gx, gk, gtau, _ = threshold_gradients(grad, y, x if learns_tau else None, near, tau, family_of(family, alpha), True, learns_tau)
+    gx, gk, gtau, _ = gradients(grad, y, x if learns_tau else None, near, tau, family_of(family, alpha), True, learns_tau)
     assert gx is not None and gk is not None
     wide = gk.to(wide_dtype(y))
     return gx.to(y.dtype).contiguous(), wide, torch.zeros_like(wide) if gtau is None else gtau.to(wide.dtype)

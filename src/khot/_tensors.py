@@ -1,0 +1,79 @@
+"""What every room needs to know of a tensor: numbers beside rows, dtypes, and whether values may be read here.
+
+Every private name of torch that khot uses is looked up in this file. Where a torch release does not have it, the fallback is the
+answer that is always safe: the plain PyTorch path is taken, which may be slower and is never wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.compiler import is_compiling
+
+Number: TypeAlias = float | Tensor  # an int counts as a float to a type checker
+
+HALF = (torch.float16, torch.bfloat16)
+_KINDS = (Tensor, torch.nn.Parameter)
+
+
+def _private(path: str, fallback: Callable[..., Any]) -> Callable[..., Any]:
+    """The function at ``torch.<path>``, or ``fallback`` where this torch has none."""
+    found: Any = torch
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return fallback if found is None else found
+
+
+any_autocast: Callable[[], bool] = _private("_C._is_any_autocast_enabled", lambda: True)
+num_modes: Callable[[], int] = _private("_C._len_torch_dispatch_stack", lambda: 1)
+in_transform: Callable[[], bool] = _private("_C._are_functorch_transforms_active", lambda: True)
+_is_wrapped: Callable[[Tensor], bool] = _private("_C._functorch.is_functorch_wrapped_tensor", lambda tensor: True)
+_is_batched: Callable[[Tensor], bool] = _private("_C._functorch.is_legacy_batchedtensor", lambda tensor: False)
+_jit_state: Callable[[], Any] = _private("_C._get_tracing_state", lambda: torch.jit.is_tracing() or None)
+standard_gamma: Callable[..., Tensor] = _private("_standard_gamma", lambda a, generator=None: torch.distributions.Gamma(a, 1).sample())
+
+
+def in_forward_mode() -> bool:
+    """Whether a level of forward-mode differentiation is open."""
+    return getattr(forward_ad, "_current_level", 0) >= 0
+
+
+def is_recorded() -> bool:
+    """Whether a compiler, a tracer or a dispatch mode records the calls that are made."""
+    return is_compiling() or bool(num_modes()) or _jit_state() is not None
+
+
+def is_traced() -> bool:
+    """Whether calls are recorded or transformed: the one place that decides whether native code may run."""
+    return in_transform() or is_recorded()
+
+
+def readable(tensor: Tensor) -> bool:
+    """Whether the values can be looked at here without waiting for a device or breaking a trace."""
+    return not is_compiling() and tensor.is_cpu and is_bare(tensor) and _jit_state() is None
+
+
+def is_bare(tensor: Tensor) -> bool:
+    """Whether this is a tensor itself: not a subclass, and not wrapped by a transform."""
+    return type(tensor) in _KINDS and not _is_wrapped(tensor) and not _is_batched(tensor)
+
+
+def column(value: Number, scores: Tensor) -> Number:
+    """A per-row ``k`` or ``tau`` as a ``(..., 1)`` column beside ``(..., n)`` scores, in float32 or better; plain numbers stay."""
+    if not isinstance(value, Tensor):
+        return float(value)
+    return value.to(dtype=work_dtype(scores), device=scores.device).expand(scores.shape[:-1]).unsqueeze(-1)
+
+
+def work_dtype(values: Tensor) -> torch.dtype:
+    """The dtype in which a row is computed: its own, but float32 for half precision."""
+    return torch.promote_types(values.dtype, torch.float32)
+
+
+def wide_dtype(values: Tensor) -> torch.dtype:
+    """The dtype in which rows are summed: float64 where the device has it."""
+    return torch.float64 if values.device.type != "mps" else torch.float32

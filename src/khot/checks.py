@@ -1,0 +1,170 @@
+"""What arguments must hold, and the door through which those of every public function pass.
+
+Tensors whose values cannot be read here (on another device, inside a trace or a transform) pass unread.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from khot._tensors import HALF, Number, any_autocast, readable
+
+
+def find(table: Mapping[str, Any], name: str, what: str = "method") -> Any:
+    """The row called ``name``, or an error that lists the choices."""
+    try:
+        return table[name]
+    except (KeyError, TypeError):  # TypeError: a list, say
+        pass
+    close = difflib.get_close_matches(str(name), table, n=1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    raise ValueError(f"unknown {what} {name!r}{hint}; choose from {', '.join(sorted(table))}")
+
+
+def check(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1, fractional: bool = True) -> None:
+    """Raise unless ``(scores, k, tau)`` is something to select from. Tensors that cannot be read here pass."""
+    if _is_plain(scores, k, tau, dim, fractional) and scores.is_floating_point():
+        return
+    check_scores(scores, dim)
+    check_k(k, scores, dim, fractional)
+    check_tau(tau, scores, dim)
+
+
+def _is_plain(scores: Tensor, k: Number, tau: Number, dim: int, fractional: bool) -> bool:
+    """Whether this is the ordinary call with two numbers, but for the dtype: the checks below cost as much as a small softmax."""
+    if type(scores) is not Tensor:
+        return False
+    shape = scores.shape
+    return (  # pyright: ignore[reportReturnType]
+        (type(k) is int or type(k) is float and fractional)
+        and (type(tau) is float or type(tau) is int)
+        and tau > 0
+        and -len(shape) <= dim < len(shape)
+        and 0 <= k <= shape[dim]
+    )
+
+
+def check_scores(scores: Tensor, dim: int = -1, name: str = "scores") -> None:
+    if not isinstance(scores, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(scores).__name__}; wrap it in torch.as_tensor(...)")
+    if not scores.is_floating_point():
+        raise TypeError(f"{name} must be of a floating dtype, got {scores.dtype}; convert with {name}.float()")
+    if scores.ndim == 0:
+        raise ValueError(f"{name} must have at least one dimension, got a 0-d tensor; use {name}.unsqueeze(0)")
+    if not -scores.ndim <= dim < scores.ndim:
+        raise ValueError(f"dim must be between {-scores.ndim} and {scores.ndim - 1} for {name} of shape {tuple(scores.shape)}, got {dim}")
+
+
+def check_k(k: Number, scores: Tensor, dim: int = -1, fractional: bool = True) -> None:
+    n = scores.shape[dim]
+    if isinstance(k, Tensor):
+        _check_row_shape("k", k, scores, dim)
+        _check_whole(k, fractional)
+        if readable(k) and not bool(((k >= 0) & (k <= n)).all()):
+            _raise_k(n, dim, k)
+        return
+    if not isinstance(k, (int, float, torch.SymInt, torch.SymFloat)) and not isinstance(k, Real) or isinstance(k, bool):
+        raise TypeError(f"k must be an int, a float or a tensor, got {type(k).__name__}")
+    _check_whole(k, fractional)
+    if not 0 <= k <= n:
+        _raise_k(n, dim, k)
+
+
+def check_tau(tau: Number, scores: Tensor, dim: int = -1) -> None:
+    if isinstance(tau, Tensor):
+        _check_row_shape("tau", tau, scores, dim)
+        if readable(tau) and not bool((tau > 0).all()):
+            raise ValueError(f"tau must be positive, got a tensor with minimum {tau.min().item():g}; clamp it or learn its logarithm")
+    elif isinstance(tau, bool) or not isinstance(tau, (int, float, torch.SymInt, torch.SymFloat)) and not isinstance(tau, Real):
+        raise TypeError(f"tau must be a float or a tensor, got {type(tau).__name__}")
+    elif not tau > 0:
+        raise ValueError(f"tau must be positive, got {tau}; for the hard top-k use hard=True or topk_mask")
+
+
+def check_options(name: str, given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    for key in given:
+        if key not in options:
+            known = ", ".join(options) or "none"
+            raise TypeError(f"method {name!r} has no option {key!r}; its options: {known}")
+
+
+def _check_row_shape(name: str, value: Tensor, scores: Tensor, dim: int) -> None:
+    rows = list(scores.shape)
+    del rows[dim]
+    if value.is_complex() or value.dtype == torch.bool:
+        raise TypeError(f"{name} must be real, got {value.dtype}")
+    try:
+        fits = torch.broadcast_shapes(value.shape, rows) == torch.Size(rows)
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"{name} must be a scalar or of shape {tuple(rows)} (the scores' shape without dim={dim}), got {tuple(value.shape)}"
+        )
+
+
+def _check_whole(k: Number, fractional: bool) -> None:
+    if fractional:
+        return
+    if isinstance(k, Tensor):
+        raise TypeError("k must be an int for this method, got a tensor; methods with gradient in k take one, e.g. method='sigmoid'")
+    if isinstance(k, float) and not k.is_integer():
+        raise ValueError(f"k must be a whole number for this method, got {k}; methods with gradient in k take fractions, e.g. 'sigmoid'")
+
+
+def _raise_k(n: int, dim: int, k: Number) -> NoReturn:
+    came = f"values from {k.min().item():g} to {k.max().item():g}" if isinstance(k, Tensor) else k
+    raise ValueError(f"k must be between 0 and n={n} along dim={dim}, got {came}")
+
+
+def door(
+    body: Callable[..., Tensor],
+    *,
+    name: str,
+    options: Mapping[str, Any],
+    native_half: bool,
+    fractional: bool,
+    matrix: bool = False,
+) -> Callable[..., Tensor]:
+    """``body`` for any ``dim``, half precision and autocast, behind the checks.
+
+    Args:
+        body: ``(scores, k, tau, **options)`` along the last dimension.
+        name: the method's, for its error messages.
+        options: the names of the method's options with their defaults.
+        native_half: the body computes half precision in float32 by itself.
+        fractional: whether ``k`` may be a fraction or a tensor.
+        matrix: whether the body returns a matrix, which works along the last dimension only.
+    """
+    as_it_is = (torch.float32, torch.float64, *(HALF if native_half else ()))
+
+    def entered(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1, **given: Any) -> Tensor:
+        if dim == -1 and not given and _is_plain(scores, k, tau, dim, fractional) and scores.dtype in as_it_is and not any_autocast():
+            return body(scores, k, tau)  # nothing to check or to convert: the path of nearly every call
+        check(scores, k, tau, dim=dim, fractional=fractional)
+        check_options(name, given, options)
+        if not fractional:
+            k = int(k)
+        if matrix and dim not in (-1, scores.ndim - 1):
+            raise ValueError(f"a matrix method works along the last dimension, got dim={dim}; move it with scores.movedim({dim}, -1)")
+        if any_autocast() and torch.is_autocast_enabled(scores.device.type):
+            with torch.autocast(scores.device.type, enabled=False):
+                return run(scores, k, tau, dim, given)
+        return run(scores, k, tau, dim, given)
+
+    def run(scores: Tensor, k: Number, tau: Number, dim: int, given: Mapping[str, Any]) -> Tensor:
+        last = dim in (-1, scores.ndim - 1)
+        x = scores if last else scores.movedim(dim, -1)
+        if not native_half and scores.dtype in HALF:
+            out = body(x.float(), k, tau, **given).to(scores.dtype)
+        else:
+            out = body(x, k, tau, **given)
+        return out if last else out.movedim(-1, dim)
+
+    return entered
