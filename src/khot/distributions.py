@@ -81,7 +81,7 @@ class KSubset(Distribution):
         self._validate_args = Distribution._validate_args if validate_args is None else validate_args
 
     def _sizes(self, like: Tensor) -> Tensor:
-        return torch.full((*like.shape[:-1], 1), self.k, device=like.device)
+        return torch.full((*like.shape[:-1], 1), self.k, dtype=torch.long, device=like.device)
 
     def _check_feasible(self) -> None:
         if not readable(self.logits) or self.logits.numel() == 0:
@@ -128,7 +128,7 @@ class KSubset(Distribution):
         mean = marginals(self.logits, self._sizes(self.logits)).probs
         n = mean.shape[-1]
         rows = max(1, _CHUNK // max(1, mean.numel()))
-        parts = [self._given(mean, i) for i in torch.arange(n, device=mean.device).split(rows)]
+        parts = [self._given(mean, i) for i in torch.arange(n, dtype=torch.long, device=mean.device).split(rows)]
         joint = torch.cat(parts, -2) if parts else mean.new_zeros((*mean.shape, n))
         joint = (joint + joint.mT) / 2 + torch.diag_embed(mean)
         return joint.to(self._dtype)

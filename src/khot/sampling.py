@@ -112,7 +112,7 @@ def _draw_soft(
     lost = soft.isnan().any(-1, keepdim=True)
     soft = soft.masked_fill(lost, 0.0)
     total = soft.sum(-1, keepdim=True, dtype=wide_dtype(soft))
-    wanted = torch.as_tensor(k, device=soft.device).detach().expand(soft.shape[:-1]).unsqueeze(-1).to(total.dtype)
+    wanted = torch.as_tensor(k, dtype=total.dtype, device=soft.device).detach().expand(soft.shape[:-1]).unsqueeze(-1)
     # Where fewer than k items take part, all of them are drawn.
     wanted = torch.where((total - wanted).abs() < 0.5, wanted, total.round())
     size = wanted.ceil()

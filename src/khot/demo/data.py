@@ -34,10 +34,15 @@ def load(seeds: int) -> Split:
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
-    whole = Part(torch.tensor(pixels, dtype=torch.float32) / 16, torch.tensor(labels))
-    order = torch.randperm(len(whole.labels), generator=torch.Generator().manual_seed(2024))
+    whole = Part(torch.tensor(pixels, dtype=torch.float32, device="cpu") / 16, torch.tensor(labels, dtype=torch.long, device="cpu"))
+    order = torch.randperm(len(whole.labels), dtype=torch.long, device="cpu", generator=torch.Generator().manual_seed(2024))
     test, rest = _take(whole, order[:_NUM_TEST]), _take(whole, order[_NUM_TEST:])
-    orders = torch.stack([torch.randperm(len(rest.labels), generator=torch.Generator().manual_seed(seed)) for seed in range(seeds)])
+    orders = torch.stack(
+        [
+            torch.randperm(len(rest.labels), dtype=torch.long, device="cpu", generator=torch.Generator().manual_seed(seed))
+            for seed in range(seeds)
+        ]
+    )
     return Split(_take(rest, orders[:, _NUM_VALIDATION:]), _take(rest, orders[:, :_NUM_VALIDATION]), test)
 
 

@@ -83,7 +83,7 @@ def _frame(x: int, y: int) -> Any:
 
 
 def _image(axis: Any, values: Tensor, *, cmap: Any) -> None:
-    edges = (torch.arange(SIDE + 1) - 0.5).numpy()
+    edges = (torch.arange(SIDE + 1, dtype=torch.float32, device="cpu") - 0.5).numpy()
     axis.pcolormesh(edges, edges, values.view(SIDE, SIDE).numpy(), cmap=cmap, vmin=0.0, vmax=1.0, edgecolors="white", linewidth=0.4)
     axis.invert_yaxis()
     axis.set_aspect("equal")

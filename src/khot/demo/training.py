@@ -40,7 +40,10 @@ class Networks:
     def make(cls, seeds: int, methods: int, ks: int, generator: torch.Generator) -> Networks:
         shapes = [(NUM_PIXELS, HIDDEN), (1, HIDDEN), (HIDDEN, NUM_CLASSES), (1, NUM_CLASSES)]
         scales = [0.18, 0.0, HIDDEN**-0.5, 0.0]
-        draws = [torch.randn(seeds, 1, ks, *shape, generator=generator) * scale for shape, scale in zip(shapes, scales, strict=True)]
+        draws = [
+            torch.randn(seeds, 1, ks, *shape, dtype=torch.float32, device="cpu", generator=generator) * scale
+            for shape, scale in zip(shapes, scales, strict=True)
+        ]
         return cls([draw.repeat(1, methods, 1, 1, 1).requires_grad_() for draw in draws])
 
     def __call__(self, images: Tensor, mask: Tensor) -> Tensor:
@@ -57,14 +60,14 @@ def train(split: Split, ks: Sequence[int], steps: int, method: str, tick: Callab
     seeds, size = split.train.labels.shape
     generator = torch.Generator().manual_seed(0)
     networks = Networks.make(seeds, len(METHODS), len(ks), generator)
-    k = torch.tensor(ks).expand(seeds, len(METHODS), len(ks))
+    k = torch.tensor(ks, dtype=torch.long, device="cpu").expand(seeds, len(METHODS), len(ks))
     fixed, scores = _first_scores(split, len(ks), generator)
     optimizer = torch.optim.Adam([{"params": networks.weights, "lr": RATE}, {"params": [scores], "lr": SCORE_RATE}], fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, 2 * (1 - step / steps)))
     best = _Best(networks)
     for step in range(steps):
         mask = _mask(torch.cat([scores, fixed], 1), k, step / (SELECTING * steps), method)
-        batch = _batch(split.train, torch.randint(size, (seeds, BATCH), generator=generator))
+        batch = _batch(split.train, torch.randint(size, (seeds, BATCH), dtype=torch.long, device="cpu", generator=generator))
         loss = _loss(networks(batch.images, mask), batch.labels)
         optimizer.zero_grad()
         loss.backward()
@@ -81,8 +84,8 @@ def _first_scores(split: Split, ks: int, generator: torch.Generator) -> tuple[Te
     """Scores that stay, ``(seeds, 3, ks, 64)``: mutual information, variance, chance; and scores to be learned, ``(seeds, 2, ks, 64)``."""
     seeds = split.train.labels.shape[0]
     ranked = torch.stack([_information(split.train), split.train.images.var(1)], 1).unsqueeze(2).expand(-1, -1, ks, -1)
-    chance = torch.rand(seeds, 1, ks, NUM_PIXELS, generator=generator)
-    learned = 0.01 * torch.randn(seeds, 1, ks, NUM_PIXELS, generator=generator)
+    chance = torch.rand(seeds, 1, ks, NUM_PIXELS, dtype=torch.float32, device="cpu", generator=generator)
+    learned = 0.01 * torch.randn(seeds, 1, ks, NUM_PIXELS, dtype=torch.float32, device="cpu", generator=generator)
     return torch.cat([ranked, chance], 1), learned.repeat(1, 2, 1, 1).requires_grad_()
 
 
@@ -92,7 +95,7 @@ def _information(train: Part) -> Tensor:
 
     discrete: dict[str, Any] = {"discrete_features": True}  # its own annotation allows a string only
     pairs = zip((train.images * 16).numpy(), train.labels.numpy(), strict=True)
-    return torch.stack([torch.tensor(mutual_info_classif(x, y, **discrete)).float() for x, y in pairs])
+    return torch.stack([torch.tensor(mutual_info_classif(x, y, **discrete), dtype=torch.float32, device="cpu") for x, y in pairs])
 
 
 def _mask(scores: Tensor, k: Tensor, progress: float, method: str) -> Tensor:
@@ -128,7 +131,7 @@ class _Best:
 
     def __init__(self, networks: Networks) -> None:
         self.live, self.networks = networks, Networks([weight.detach().clone() for weight in networks.weights])
-        self.mask, self.accuracy = torch.empty(0), torch.tensor(-1.0)
+        self.mask, self.accuracy = torch.empty(0, dtype=torch.float32, device="cpu"), torch.tensor(-1.0, dtype=torch.float32, device="cpu")
 
     def look(self, mask: Tensor, part: Part) -> None:
         accuracy = _accuracy(self.live, mask, part)

@@ -15,7 +15,7 @@ def uniform(like: Tensor, generator: Generator | None) -> Tensor:
 def random_order(like: Tensor, generator: Generator | None) -> Tensor:
     """A random permutation of ``0 .. n-1`` for every row, ``(..., n)``."""
     if like.numel() == like.shape[-1]:
-        return torch.randperm(like.shape[-1], device=like.device, generator=generator).view(like.shape)
+        return torch.randperm(like.shape[-1], dtype=torch.long, device=like.device, generator=generator).view(like.shape)
     # Two equal keys keep their order: that leaves the permutation a hair from uniform and the inclusion probabilities exact.
     keys = torch.randint(2**31 - 1, like.shape, dtype=torch.int32, device=like.device, generator=generator)
     return keys.argsort(dim=-1)
@@ -33,7 +33,9 @@ def largest(keys: Tensor, k: Tensor) -> Tensor:
         return mask
     low, high = (int(bound) for bound in k.aminmax())
     top = keys.topk(high, sorted=low != high).indices
-    chosen = torch.ones_like(keys[..., :high]) if low == high else (torch.arange(high, device=k.device) < k).to(keys.dtype)
+    chosen = (
+        torch.ones_like(keys[..., :high]) if low == high else (torch.arange(high, dtype=torch.long, device=k.device) < k).to(keys.dtype)
+    )
     return mask.scatter_(-1, top, chosen)
 
 

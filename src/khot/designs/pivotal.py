@@ -30,7 +30,11 @@ def pivotal(probs: Tensor, k: Tensor, *, generator: Generator | None = None, ord
         tensor(2.)
     """
     check_order(order)
-    place = random_order(probs, generator) if order == "random" else torch.arange(probs.shape[-1], device=probs.device).expand(probs.shape)
+    place = (
+        random_order(probs, generator)
+        if order == "random"
+        else torch.arange(probs.shape[-1], dtype=torch.long, device=probs.device).expand(probs.shape)
+    )
     value, bits = fixed_point(probs.gather(-1, place), k)
     out = torch.zeros_like(probs)
     while value.shape[-1] > 1:

@@ -47,7 +47,7 @@ def systematic(probs: Tensor, k: Tensor, *, generator: Generator | None = None, 
 
 def _teeth(probs: Tensor, k: Tensor, generator: Generator | None) -> Tensor:
     units, bits = fixed_point(probs, k)
-    start = torch.randint(1 << bits, (*probs.shape[:-1], 1), device=probs.device, generator=generator)
+    start = torch.randint(1 << bits, (*probs.shape[:-1], 1), dtype=torch.long, device=probs.device, generator=generator)
     passed = units.cumsum_(-1).add_(start).bitwise_right_shift_(bits)
     out = torch.empty_like(probs)
     out[..., :1] = passed[..., :1]

@@ -34,7 +34,7 @@ if HERE:
 def order(values: Tensor) -> Tensor:
     """``(..., n)`` int64: the indices that sort every row from the largest to the smallest, equal values in their order, nan first."""
     values = dense(values)
-    out = torch.empty(values.shape, dtype=torch.long)
+    out = torch.empty(values.shape, dtype=torch.long, device=values.device)
     n = values.shape[-1]
     _done(_library.khot_order(DTYPES[values.dtype], values.data_ptr(), out.data_ptr(), _rows(values), n, torch.get_num_threads()))
     return out
@@ -56,8 +56,8 @@ def play(scores: Tensor, k: int, rounds: int, tau: Number, boost: float, power: 
         nobody in the first round, meet themselves, with weight 0.
     """
     scores = dense(scores)
-    leaves = torch.empty(*scores.shape[:-1], k, 1 << rounds, dtype=torch.long)
-    weight = torch.empty(leaves.shape, dtype=scores.dtype)
+    leaves = torch.empty(*scores.shape[:-1], k, 1 << rounds, dtype=torch.long, device=scores.device)
+    weight = torch.empty(leaves.shape, dtype=scores.dtype, device=scores.device)
     tau_rows, tau = per_row(tau, scores)
     code = _library.khot_tournament_forward(
         DTYPES[scores.dtype], scores.data_ptr(), *pointers(tau_rows), tau, boost, power, leaves.data_ptr(), weight.data_ptr(),
@@ -71,7 +71,7 @@ def play_backward(grad: Tensor, scores: Tensor, leaves: Tensor, tau: Number, boo
     """The gradients in the scores and, as a float64 column, in tau, from that in the weights."""
     scores, grad = dense(scores), dense(grad)
     out = torch.empty_like(scores)
-    grad_tau = torch.empty(*scores.shape[:-1], 1, dtype=torch.float64)
+    grad_tau = torch.empty(*scores.shape[:-1], 1, dtype=torch.float64, device=scores.device)
     tau_rows, tau = per_row(tau, scores)
     k, rounds = leaves.shape[-2], leaves.shape[-1].bit_length() - 1
     code = _library.khot_tournament_backward(
@@ -85,7 +85,7 @@ def play_backward(grad: Tensor, scores: Tensor, leaves: Tensor, tau: Number, boo
 def collect(x: Tensor, weight: Tensor, items: Tensor) -> Tensor:
     """``(..., n, d), (..., k, s), (..., k, s) -> (..., k, d)``: the sum of ``weight_s x[items_s]`` over every bag."""
     x, weight, items = dense(x), dense(weight), dense(items)
-    out = torch.empty(*items.shape[:-1], x.shape[-1], dtype=x.dtype)
+    out = torch.empty(*items.shape[:-1], x.shape[-1], dtype=x.dtype, device=x.device)
     code = _library.khot_bags_forward(
         DTYPES[x.dtype], x.data_ptr(), weight.data_ptr(), items.data_ptr(), out.data_ptr(), *_bags(x, items), torch.get_num_threads()
     )

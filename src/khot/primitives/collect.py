@@ -41,7 +41,7 @@ def collect(x: Tensor, weight: Tensor, items: Tensor) -> Tensor:
 def _flat(index: Tensor, n: int) -> Tensor:
     """Indices below ``n`` in each of the rows, as indices into all rows one after the other."""
     rows = index.reshape(-1, index.shape[-2] * index.shape[-1])
-    return rows + n * torch.arange(rows.shape[0], device=index.device).unsqueeze(-1)
+    return rows + n * torch.arange(rows.shape[0], dtype=torch.long, device=index.device).unsqueeze(-1)
 
 
 class _Bags(Function):
@@ -68,7 +68,7 @@ class _Bags(Function):
         flat = _flat(items, x.shape[-2]).flatten()
         grad_x = grad_weight = None
         if learns_x:
-            bag = torch.arange(grad[..., 0].numel(), device=x.device).repeat_interleave(s)
+            bag = torch.arange(grad[..., 0].numel(), dtype=torch.long, device=x.device).repeat_interleave(s)
             place = torch.zeros(x[..., 0].numel(), dtype=torch.long, device=x.device).scatter(0, flat, bag)
             share = torch.zeros(place.shape, dtype=x.dtype, device=x.device).scatter_add(0, flat, weight.flatten())
             grad_x = share.view(*x.shape[:-1], 1) * grad.reshape(-1, grad.shape[-1]).index_select(0, place).view(x.shape)

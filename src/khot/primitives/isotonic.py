@@ -85,7 +85,7 @@ def block_mean(x: Tensor, blocks: Tensor) -> Tensor:
 
 def block_first(x: Tensor, blocks: Tensor) -> Tensor:
     """Every entry becomes the first of its block."""
-    place = torch.arange(x.shape[-1], device=x.device).expand(blocks.shape)
+    place = torch.arange(x.shape[-1], dtype=torch.long, device=x.device).expand(blocks.shape)
     fresh = torch.nn.functional.pad(blocks[..., 1:] != blocks[..., :-1], (1, 0), value=True)
     return x.gather(-1, torch.where(fresh, place, 0).cummax(-1).values)
 
@@ -143,7 +143,7 @@ def _merge(value: Tensor, weight: Tensor, log: bool) -> Tensor:
     num_right = _whole_blocks(right, torch.where(num_left > 0, (rise > 0).sum(-1, keepdim=True), 0), falling=True)
     level = (pool_sum + right_sum.gather(-1, num_right)) / (pool_weight + right_weight.gather(-1, num_right))
     level = base + (level.log() if log else level)
-    place = torch.arange(m, device=value.device)
+    place = torch.arange(m, dtype=torch.long, device=value.device)
     pooled = torch.stack([place >= m - num_left, place < num_right], -2)
     # Rounding must not lift a block over its neighbours.
     ceiling = torch.where(pooled[..., :1, :], torch.inf, value[..., :1, :]).amin(-1, keepdim=True)

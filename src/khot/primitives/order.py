@@ -66,6 +66,6 @@ def _radix_order(values: Tensor) -> Tensor:
     plain = (values + 0.0).masked_fill_(values.isnan(), torch.nan)  # one zero of the two, one nan of many
     bits = plain.reshape(-1, n).view(torch.int32)
     sign = bits >> 31
-    row = torch.arange(bits.shape[0]).unsqueeze(-1)
+    row = torch.arange(bits.shape[0], dtype=torch.long, device=bits.device).unsqueeze(-1)
     key = bits.bitwise_xor_(sign.bitwise_and_(0x7FFFFFFF)).bitwise_not_().long().add_((row << 32) + (1 << 31))
     return key.flatten().sort(stable=True).indices.view(-1, n).sub_(row * n).view(values.shape)

@@ -35,7 +35,7 @@ def settle_rows(weights: Tensor, scores: Tensor, first: int = 0) -> Tensor:
     """
     if ordinary(scores):
         return weights
-    place = torch.arange(first, first + weights.shape[-2], device=scores.device).unsqueeze(-1)
+    place = torch.arange(first, first + weights.shape[-2], dtype=torch.long, device=scores.device).unsqueeze(-1)
     certain, left = scores == torch.inf, (scores > -torch.inf).sum(-1, keepdim=True).unsqueeze(-1)
     num_certain = certain.sum(-1, keepdim=True).unsqueeze(-1)
     shares = certain.unsqueeze(-2) / num_certain.clamp(min=1).to(weights.dtype)

@@ -78,7 +78,7 @@ def _share(left: Tensor, right: Tensor, heads: Tensor, generator: Generator | No
     """How many go to the left: j with probability in proportion to ``left_j right_{heads - j}``."""
     top = min(left.shape[0] - 1, largest(heads))
     left, right = left[: top + 1], right[: top + 1]
-    others = heads - torch.arange(top + 1, device=heads.device).view(-1, *[1] * heads.ndim)  # (top + 1, ...)
+    others = heads - torch.arange(top + 1, dtype=torch.long, device=heads.device).view(-1, *[1] * heads.ndim)  # (top + 1, ...)
     inside = others.clamp(0, top)
     weight = right.gather(0, inside).mul_(left).mul_(inside == others)
     cumulative = weight.cumsum(0)

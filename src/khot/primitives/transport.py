@@ -67,7 +67,7 @@ def _places(x: Tensor, k: int, tau: Any) -> Places:
     wide_tau = tau.unsqueeze(-1) if isinstance(tau, Tensor) else tau
     away = ((values.unsqueeze(-1) - middle.unsqueeze(-2)) / wide_tau).clamp(-_FAR, _FAR)
     count = allowed.sum(-1, keepdim=True)
-    full = torch.arange(1, k + 1, device=x.device) <= count
+    full = torch.arange(1, k + 1, dtype=torch.long, device=x.device) <= count
     closed = count <= k
     reach = torch.cat([full & allowed.any(-1, keepdim=True), ~closed], -1).unsqueeze(-2)
     return Places(away, allowed.unsqueeze(-1) & reach, full.to(x.dtype), closed.unsqueeze(-1))

@@ -34,7 +34,7 @@ def soft_count(scores: Tensor, tau: Number, h: str) -> Tensor:
     """
     check_size("counting", *scores.shape, scores.shape[-1], what="table of pairs", fix="use softrank, which costs O(n log n)")
     safe, _ = finite_part(scores)
-    finite, certain = scores.isfinite(), (scores == torch.inf).sum(-1, keepdim=True)
+    finite, certain = scores.isfinite(), (scores == torch.inf).sum(-1, keepdim=True, dtype=scores.dtype)
     step = max(1, _PIECE // max(1, scores.numel()))
     if step >= scores.shape[-1] or not readable(scores):
         return 0.5 + certain + _above(safe, safe, finite, tau, h)

@@ -22,14 +22,16 @@ def _rows(scores: Tensor, k: int, tau: Number, alpha: float) -> Callable[[int, i
     safe, open_columns = finite_part(scores)
     index = scores.detach().topk(k).indices
     turn = torch.full_like(scores, k, dtype=torch.long)
-    turn = turn.scatter(-1, index, torch.arange(k, device=scores.device).expand_as(index))  # the row that takes the item out
+    turn = turn.scatter(
+        -1, index, torch.arange(k, dtype=torch.long, device=scores.device).expand_as(index)
+    )  # the row that takes the item out
     return functools.partial(_some_rows, scores, safe, open_columns, safe.gather(-1, index), turn, column(tau, scores), alpha)
 
 
 def _some_rows(
     scores: Tensor, safe: Tensor, open_columns: Tensor, top: Tensor, turn: Tensor, tau: Number, alpha: float, start: int, stop: int
 ) -> Tensor:
-    row = torch.arange(start, stop, device=scores.device).unsqueeze(-1)
+    row = torch.arange(start, stop, dtype=torch.long, device=scores.device).unsqueeze(-1)
     gap = (top[..., start:stop, None] - safe.unsqueeze(-2)) / deeper(tau)
     out = ((turn.unsqueeze(-2) < row) | ~open_columns.unsqueeze(-2)) & (turn.unsqueeze(-2) != row)
     logits = (-alpha * gap.square()).masked_fill(out, -torch.inf)

@@ -93,7 +93,7 @@ def _run(scores: Tensor, tau: Number, network: str, swap: str, presort: bool) ->
     wires = 1 << max(n - 1, 0).bit_length() if network == "bitonic" else n
     layers = _layers(network, wires)
     check_size("network", *scores.shape[:-1], len(layers), wires, what="record of layers")
-    order = descending_order(scores) if presort else torch.arange(n, device=scores.device).expand(scores.shape)
+    order = descending_order(scores) if presort else torch.arange(n, dtype=torch.long, device=scores.device).expand(scores.shape)
     entered = scores.gather(-1, order) if ordinary(scores) else scores.nan_to_num(0.0, torch.inf, -torch.inf).gather(-1, order)
     values = torch.nn.functional.pad(entered, (0, wires - n), value=-torch.inf)
     stays = []
@@ -120,7 +120,7 @@ def _back(rows: Tensor, run: _Run) -> Tensor:
 
 def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, network: str = "bitonic", swap: str = "logistic", presort: bool = True) -> Tensor:
     run = _run(scores, tau, network, swap, presort)
-    top = (torch.arange(run.wires, device=scores.device) < k).to(scores.dtype).expand(*scores.shape[:-1], 1, run.wires)
+    top = (torch.arange(run.wires, dtype=torch.long, device=scores.device) < k).to(scores.dtype).expand(*scores.shape[:-1], 1, run.wires)
     mask = torch.where(scores == -torch.inf, 0.0, _back(top, run).squeeze(-2).clamp(0, 1))
     left = (scores > -torch.inf).sum(-1, keepdim=True).clamp(max=k)
     # The sum is kept by every comparator, but for rounding.

@@ -26,7 +26,7 @@ def _log_rest(logits: Tensor) -> Tensor:
 def _behind(rows: Tensor, scores: Tensor) -> Tensor:
     """Move the rows down by the number of items at +inf, which come first."""
     k = rows.shape[-2]
-    source = torch.arange(k, device=rows.device) - (scores == torch.inf).sum(-1, keepdim=True)
+    source = torch.arange(k, dtype=torch.long, device=rows.device) - (scores == torch.inf).sum(-1, keepdim=True)
     return rows.gather(-2, source.clamp(min=0).unsqueeze(-1).expand(rows.shape))
 
 

@@ -109,7 +109,7 @@ def solve_shift(x: Tensor, k: Tensor, tau: Number, squash: Squash, *, rows: Rows
     if not _settled(done):
         s = _fine(x, target, size, tau, squash, t, s, bracket, rows)
     t = torch.where(inside, t, torch.where(k <= 0, torch.inf, -torch.inf))
-    lost = torch.isnan(high) | torch.isnan(k) | torch.isnan(torch.as_tensor(tau, device=x.device))
+    lost = torch.isnan(high) | torch.isnan(k) | torch.isnan(torch.as_tensor(tau, dtype=x.dtype, device=x.device))
     return Threshold(t.masked_fill(lost, torch.nan), s.masked_fill(~inside, 0.0))
 
 
