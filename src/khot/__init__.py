@@ -1,8 +1,11 @@
 """khot: differentiable top-k for PyTorch."""
 
+from types import ModuleType as _ModuleType
+
 from khot import designs as designs
 from khot import distributions as distributions
 from khot import estimators as estimators
+from khot import kernels as kernels
 from khot import linear_bounds as linear_bounds
 from khot import nn as nn
 from khot.hard import gather_topk as gather_topk
@@ -42,3 +45,9 @@ from khot.soft import soft_topk as soft_topk
 from khot.soft import soft_topk_matrix as soft_topk_matrix
 
 __version__ = "0.1.0"
+
+# What the lines above name: functions, tables, and the modules that are imported as themselves.
+_MODULES = ("designs", "distributions", "estimators", "kernels", "linear_bounds", "nn")
+__all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]
+    name for name, value in vars().copy().items() if not name.startswith("_") and (not isinstance(value, _ModuleType) or name in _MODULES)
+)

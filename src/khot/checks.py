@@ -11,9 +11,11 @@ from numbers import Real
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, strided
 
 from khot._tensors import HALF, Number, any_autocast, readable
+
+_DTYPES = (torch.float32, torch.float64, *HALF)
 
 
 def find(table: Mapping[str, Any], name: str, what: str = "method") -> Any:
@@ -29,7 +31,7 @@ def find(table: Mapping[str, Any], name: str, what: str = "method") -> Any:
 
 def check(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1, fractional: bool = True) -> None:
     """Raise unless ``(scores, k, tau)`` is something to select from. Tensors that cannot be read here pass."""
-    if _is_plain(scores, k, tau, dim, fractional) and scores.is_floating_point():
+    if _is_plain(scores, k, tau, dim, fractional) and scores.dtype in _DTYPES:
         return
     check_scores(scores, dim)
     check_k(k, scores, dim, fractional)
@@ -38,7 +40,7 @@ def check(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1, fracti
 
 def _is_plain(scores: Tensor, k: Number, tau: Number, dim: int, fractional: bool) -> bool:
     """Whether this is the ordinary call with two numbers, but for the dtype: the checks below cost as much as a small softmax."""
-    if type(scores) is not Tensor:
+    if type(scores) is not Tensor or scores.layout is not strided or scores.is_nested:
         return False
     shape = scores.shape
     return (  # pyright: ignore[reportReturnType]
@@ -55,6 +57,13 @@ def check_scores(scores: Tensor, dim: int = -1, name: str = "scores") -> None:
         raise TypeError(f"{name} must be a torch.Tensor, got {type(scores).__name__}; wrap it in torch.as_tensor(...)")
     if not scores.is_floating_point():
         raise TypeError(f"{name} must be of a floating dtype, got {scores.dtype}; convert with {name}.float()")
+    if scores.dtype not in _DTYPES:
+        raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {scores.dtype}; convert with {name}.float()")
+    if scores.is_nested:
+        pad = f"torch.nested.to_padded_tensor({name}, -torch.inf)"
+        raise TypeError(f"{name} must not be a nested tensor; pad it with {pad}, which excludes what is padded")
+    if scores.layout is not strided:
+        raise TypeError(f"{name} must be a dense tensor, got layout {scores.layout}; convert with {name}.to_dense()")
     if scores.ndim == 0:
         raise ValueError(f"{name} must have at least one dimension, got a 0-d tensor; use {name}.unsqueeze(0)")
     if not -scores.ndim <= dim < scores.ndim:
@@ -87,11 +96,14 @@ def check_tau(tau: Number, scores: Tensor, dim: int = -1) -> None:
         raise ValueError(f"tau must be positive, got {tau}; for the hard top-k use hard=True or topk_mask")
 
 
-def check_options(name: str, given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+def check_options(name: str, given: Mapping[str, Any], options: Mapping[str, Any] | None, what: str = "method") -> None:
+    """Raise for an option that ``name`` does not have; ``options=None`` takes any."""
     for key in given:
-        if key not in options:
-            known = ", ".join(options) or "none"
-            raise TypeError(f"method {name!r} has no option {key!r}; its options: {known}")
+        if options is None or key in options:
+            continue
+        if key in ("hard", "largest"):
+            raise TypeError(f"{what} {name!r} has no option {key!r}; soft_topk(scores, k, tau, method={name!r}, {key}=...) has it")
+        raise TypeError(f"{what} {name!r} has no option {key!r}; its options: {', '.join(options) or 'none'}")
 
 
 def _check_row_shape(name: str, value: Tensor, scores: Tensor, dim: int) -> None:
@@ -119,15 +131,19 @@ def _check_whole(k: Number, fractional: bool) -> None:
 
 
 def _raise_k(n: int, dim: int, k: Number) -> NoReturn:
-    came = f"values from {k.min().item():g} to {k.max().item():g}" if isinstance(k, Tensor) else k
-    raise ValueError(f"k must be between 0 and n={n} along dim={dim}, got {came}")
+    if not isinstance(k, Tensor):
+        raise ValueError(f"k must be between 0 and n={n} along dim={dim}, got {k}")
+    came = f"values from {k.min().item():g} to {k.max().item():g}"
+    raise ValueError(
+        f"k must be between 0 and n={n} along dim={dim}, got {came}; learn raw with k = n * torch.sigmoid(raw) to keep it inside"
+    )
 
 
 def door(
     body: Callable[..., Tensor],
     *,
     name: str,
-    options: Mapping[str, Any],
+    options: Mapping[str, Any] | None,
     native_half: bool,
     fractional: bool,
     matrix: bool = False,
@@ -137,7 +153,7 @@ def door(
     Args:
         body: ``(scores, k, tau, **options)`` along the last dimension.
         name: the method's, for its error messages.
-        options: the names of the method's options with their defaults.
+        options: the names of the method's options with their defaults; ``None`` for a function that checks its own.
         native_half: the body computes half precision in float32 by itself.
         fractional: whether ``k`` may be a fraction or a tensor.
         matrix: whether the body returns a matrix, which works along the last dimension only.

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from khot._tensors import Number
-from khot.checks import find
+from khot.checks import door, find
 from khot.hard import straight_through, topk_mask, topk_matrix
 from khot.registry import RELAXATIONS, find_method
 
 
 def soft_topk(
-    scores: Tensor, k: Number, tau: Number = 1.0, *, method: str = "sigmoid", hard: bool = False, dim: int = -1, **options: Any
+    scores: Tensor,
+    k: Number,
+    tau: Number = 1.0,
+    *,
+    method: str | Callable[..., Tensor] = "sigmoid",
+    hard: bool = False,
+    largest: bool = True,
+    dim: int = -1,
+    **options: Any,
 ) -> Tensor:
     r"""A differentiable mask of the ``k`` largest scores.
 
@@ -21,8 +30,9 @@ def soft_topk(
         scores: any shape; -inf excludes an item, +inf makes it certain.
         k: how many to select along ``dim``; an int, a float, or a tensor like the scores without ``dim``.
         tau: temperature, a number or a tensor like ``k``; it divides the scores.
-        method: a name in :data:`khot.RELAXATIONS`.
+        method: a name in :data:`khot.RELAXATIONS`, or a function ``(scores, k, tau, **options) -> mask`` along the last dimension.
         hard: return the k-hot mask with the gradient of the soft one; a fractional ``k`` is rounded for the hard value.
+        largest: ``False`` selects the ``k`` smallest: the same call on ``-scores``, so that +inf excludes an item.
         dim: the dimension to select along.
         options: the method's own.
 
@@ -35,28 +45,62 @@ def soft_topk(
         tensor([0.0474, 0.9526, 0.2689, 0.7311])
         >>> soft_topk(scores, k=2, hard=True)
         tensor([0., 1., 0., 1.])
+        >>> soft_topk(scores, k=1, hard=True, largest=False)
+        tensor([1., 0., 0., 0.])
     """
-    soft = find_method(method).topk(scores, k, tau, dim=dim, **options)
+    if not largest:
+        scores = _negative(scores)
+    topk = find_method(method).topk if isinstance(method, str) else _own(method)
+    soft = topk(scores, k, tau, dim=dim, **options)
     if not hard:
         return soft
     whole = k.detach().round() if isinstance(k, Tensor) else round(k)
     return straight_through(topk_mask(scores, whole, dim=dim), soft)
 
 
-def soft_topk_matrix(scores: Tensor, k: int, tau: Number = 1.0, *, method: str = "softsort", hard: bool = False, **options: Any) -> Tensor:
+def soft_topk_matrix(
+    scores: Tensor,
+    k: int,
+    tau: Number = 1.0,
+    *,
+    method: str = "softrank",
+    hard: bool = False,
+    largest: bool = True,
+    **options: Any,
+) -> Tensor:
     r"""Soft selection one item at a time: row ``i`` weighs the items for the place of the ``i``-th largest.
 
     Args:
         scores: ``(..., n)``.
         k: how many rows.
         tau: temperature.
-        method: a name in :data:`khot.RELAXATIONS` whose kind is ``matrix``.
+        method: a name in :data:`khot.RELAXATIONS` whose kind is ``matrix``. The default is the one that learns best from its own
+            gradient in ``python -m bench gradient``.
         hard: return the 0/1 matrix of the sorted top-k with the gradient of the soft one.
+        largest: ``False`` gives the places of the ``k`` smallest, smallest first.
         options: the method's own.
 
     Returns:
         ``(..., k, n)``, non-negative, rows that sum to 1.
+
+    Example:
+        >>> soft_topk_matrix(torch.tensor([3.0, 1.0, 2.0]), k=2, tau=0.1, method="softsort")
+        tensor([[9.9995e-01, 2.0611e-09, 4.5398e-05],
+                [4.5396e-05, 4.5396e-05, 9.9991e-01]])
     """
+    if not largest:
+        scores = _negative(scores)
     row = find({name: row for name, row in RELAXATIONS.items() if row.matrix is not None}, method, "matrix method")
     soft = row.matrix(scores, k, tau, **options)
     return straight_through(topk_matrix(scores, k), soft) if hard else soft
+
+
+def _negative(scores: Tensor) -> Tensor:
+    return -scores if isinstance(scores, Tensor) and scores.is_floating_point() else scores  # the door refuses the rest
+
+
+def _own(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A user's function behind the same door as the table's."""
+    if not callable(method):
+        raise TypeError(f"method must be a name in khot.RELAXATIONS or a function (scores, k, tau, **options), got {method!r}")
+    return door(method, name=getattr(method, "__name__", "method"), options=None, native_half=False, fractional=True)

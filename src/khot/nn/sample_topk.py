@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, final
 
 from torch import Generator, Tensor, nn
 
 from khot._tensors import Number
+from khot.checks import check_options
+from khot.nn._numbers import keep, show
 from khot.registry import find_design, find_method
 from khot.sampling import sample_topk
 from khot.soft import soft_topk
@@ -14,6 +17,8 @@ from khot.soft import soft_topk
 class SampleTopK(nn.Module):
     """Module form of :func:`khot.sample_topk` in training; in evaluation the hard top-k with the gradient of the soft one.
 
+    With ``num_samples`` the evaluation repeats its one mask, so that both modes return the same shape.
+
     Example:
         >>> layer = SampleTopK(k=2, tau=0.1)
         >>> layer(torch.tensor([3.0, 1.0, 2.0])).sum()
@@ -21,6 +26,9 @@ class SampleTopK(nn.Module):
         >>> layer.eval()(torch.tensor([3.0, 1.0, 2.0]))
         tensor([1., 0., 1.])
     """
+
+    k: Number
+    tau: Number
 
     def __init__(
         self,
@@ -31,20 +39,25 @@ class SampleTopK(nn.Module):
         design: str = "systematic",
         generator: Generator | None = None,
         dim: int = -1,
+        num_samples: int | None = None,
+        design_options: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
-        find_method(method)
-        find_design(design)
-        self.k, self.tau, self.method, self.design, self.dim, self.options = k, tau, method, design, dim, options
-        self.generator = generator
+        check_options(method, options, find_method(method).options)
+        check_options(design, design_options or {}, find_design(design).options, "design")
+        keep(self, k=k, tau=tau)
+        self.method, self.design, self.dim, self.options = method, design, dim, options
+        self.generator, self.num_samples, self.design_options = generator, num_samples, dict(design_options or {})
 
     def forward(self, scores: Tensor) -> Tensor:
-        if not self.training:
-            return soft_topk(scores, self.k, self.tau, method=self.method, hard=True, dim=self.dim, **self.options)
-        return sample_topk(
-            scores, self.k, self.tau, method=self.method, design=self.design, generator=self.generator, dim=self.dim, **self.options
-        )
+        if self.training:
+            return sample_topk(
+                scores, self.k, self.tau, method=self.method, design=self.design, generator=self.generator, dim=self.dim,
+                num_samples=self.num_samples, design_options=self.design_options, **self.options,
+            )  # fmt: skip
+        mask = soft_topk(scores, self.k, self.tau, method=self.method, hard=True, dim=self.dim, **self.options)
+        return mask if self.num_samples is None else mask.expand(self.num_samples, *mask.shape)
 
     def extra_repr(self) -> str:
-        return f"k={self.k}, tau={self.tau}, method={self.method!r}, design={self.design!r}, dim={self.dim}"
+        return f"k={show(self.k)}, tau={show(self.tau)}, method={self.method!r}, design={self.design!r}, dim={self.dim}"
