@@ -7,6 +7,7 @@ from khot import distributions as distributions
 from khot import estimators as estimators
 from khot import kernels as kernels
 from khot import linear_bounds as linear_bounds
+from khot import models as models
 from khot import nn as nn
 from khot.hard import gather_topk as gather_topk
 from khot.hard import straight_through as straight_through
