@@ -75,6 +75,17 @@ def test_pieces_agree_with_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_close(torch.autograd.grad(pieces.square().sum(), scores)[0], grad)
 
 
+def test_the_default_dtype_does_not_matter() -> None:
+    scores = torch.tensor([1.0, 3.0, 2.0], dtype=torch.float32)
+    expected = khot.soft_topk(scores, 2, method="counting")
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert_close(khot.soft_topk(scores, 2, method="counting"), expected)  # dtype included
+        assert khot.counting_matrix(scores, 2, normalize=False).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_errors() -> None:
     with pytest.raises(ValueError, match="delta must be one of sigmoid, hat, gaussian"):
         khot.counting_matrix(torch.ones(3), 1, delta="box")

@@ -176,14 +176,87 @@ def test_plus_infinity_is_certain(op: Relaxation) -> None:
     assert bool(grad.isfinite().all())
 
 
-@law(DETERMINISTIC)
-def test_nan_stays_in_its_row(op: Relaxation) -> None:
+@law(ROWS)
+@pytest.mark.parametrize("others", [0.0, torch.inf, -torch.inf])
+def test_nan_stays_in_its_row(op: Relaxation, others: float) -> None:
+    """One rule for value and gradient: nan in the whole row, nothing in the others."""
     scores = make(3, 6, dtype=torch.float32)
     clean = topk(op, scores, 2)
-    scores[1, 3] = torch.nan
+    scores[1, 3], scores[1, 0] = torch.nan, others
+    scores.requires_grad_()
     y = topk(op, scores, 2)
     assert bool(y[1].isnan().all())
     assert_close(y[[0, 2]], clean[[0, 2]])
+    (grad,) = torch.autograd.grad((y * torch.arange(6.0)).sum(), scores)
+    assert bool(grad[1].isnan().all())
+    assert bool(grad[[0, 2]].isfinite().all())
+
+
+@law(MATRICES)
+def test_nan_stays_in_its_matrix(op: Relaxation) -> None:
+    scores = make(3, 6, dtype=torch.float32)
+    scores[1, 3] = torch.nan
+    scores.requires_grad_()
+    torch.manual_seed(0)
+    matrix = khot.soft_topk_matrix(scores, 2, method=op.name)
+    assert bool(matrix[1].isnan().all()) and bool(matrix[[0, 2]].isfinite().all())
+    (grad,) = torch.autograd.grad((matrix * torch.arange(6.0)).sum(), scores)
+    assert bool(grad[1].isnan().all()) and bool(grad[[0, 2]].isfinite().all())
+
+
+@law(MATRICES)
+def test_infinities_in_a_matrix(op: Relaxation) -> None:
+    """+inf takes the first places in equal shares, -inf none, and the finite ones come behind as if they were alone."""
+    finite, inf = [0.3, 1.4, -0.2, 0.9, 2.0], torch.inf
+    scores = torch.tensor([inf, -inf, *finite, inf], dtype=torch.float64, requires_grad=True)
+    torch.manual_seed(0)
+    matrix = khot.soft_topk_matrix(scores, 4, 0.5, method=op.name)
+    if op.infinite:
+        share = torch.tensor([0.5, *[0.0] * 6, 0.5], dtype=torch.float64)
+        assert_close(matrix[:2], share.expand(2, 8), rtol=0, atol=1e-12)
+    assert bool((matrix[:, 1] == 0).all())
+    assert_close(matrix.sum(-1), torch.ones(4, dtype=torch.float64))
+    (grad,) = torch.autograd.grad((matrix * torch.arange(8.0)).sum(), scores)
+    assert bool(grad.isfinite().all())
+
+
+@law(ROWS)
+@pytest.mark.parametrize(("n", "k"), [(6, 0), (6, 6), (1, 0), (1, 1), (0, 0)])
+@pytest.mark.parametrize("matrix", [False, True])
+def test_the_result_requires_a_gradient_where_the_scores_do(op: Relaxation, n: int, k: int, matrix: bool) -> None:
+    scores = make(2, n).requires_grad_()
+    if matrix and op.matrix is None:
+        matrix = False
+    torch.manual_seed(0)
+    y = khot.soft_topk_matrix(scores, k, method=op.name) if matrix else topk(op, scores, k)
+    (grad,) = torch.autograd.grad(y.sum(), scores)
+    assert grad.shape == scores.shape
+    assert bool(grad.isfinite().all())
+
+
+@law(DETERMINISTIC)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+def test_extreme_temperatures_are_their_limits(op: Relaxation, dtype: torch.dtype) -> None:
+    scores = spaced(3, 7).to(dtype).requires_grad_()
+    for tau in (1e-300, 1e-46, 1e46, 1e300, float("inf"), *torch.tensor([1e-46, 1e300, torch.inf], dtype=torch.float64)):
+        y = topk(op, scores, 3, tau)
+        (grad,) = torch.autograd.grad((y * torch.arange(7.0)).sum(), scores)
+        assert bool(y.isfinite().all()), tau
+        if tau > 1 or op.hard_limit:  # without that limit the slope has none either
+            assert bool(grad.isfinite().all()), tau
+        if tau < 1 and op.hard_limit:
+            assert_close(y, khot.topk_mask(scores, 3))
+        if tau > 1 and op.flat_limit:
+            assert_close(y, torch.full_like(y, 3 / 7))
+
+
+@law(rows_that("hard_limit", DETERMINISTIC))
+def test_a_tie_at_the_cut_is_finite_at_any_temperature(op: Relaxation) -> None:
+    for tau in (1e-46, 1e-30, 1e-6) if op.scale_free else (1e-6,):  # the slope is 1 / tau, and 1 / tau^2 where tau counts twice
+        scores = torch.tensor([[5.0, 2.0, 2.0, 2.0, -1.0]], requires_grad=True)
+        y = topk(op, scores, 2, tau)
+        (grad,) = torch.autograd.grad((y * torch.arange(5.0)).sum(), scores)
+        assert bool(y.isfinite().all()) and bool(grad.isfinite().all())
 
 
 @law(ROWS)

@@ -11,6 +11,7 @@ from torch.autograd import gradcheck
 from torch.testing import assert_close
 
 import khot
+from khot.relaxations.network import SWAPS
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -28,11 +29,26 @@ def slow_network(scores: Tensor, pairs: list[tuple[int, int]], tau: float, squas
     values, matrix = scores.clone(), torch.eye(len(scores), dtype=scores.dtype)
     for i, j in pairs:
         gap = (values[i] - values[j]) / tau
-        stay = torch.sigmoid(gap) if squash == "logistic" else torch.atan(gap) / math.pi + 0.5
+        stay = slow_swap(gap, squash)
         comparator = torch.eye(len(scores), dtype=scores.dtype)
         comparator[[i, i, j, j], [i, j, i, j]] = torch.stack([stay, 1 - stay, 1 - stay, stay])
         values, matrix = comparator @ values, comparator @ matrix
     return matrix
+
+
+def slow_swap(gap: Tensor, squash: str) -> Tensor:
+    x = gap.item()
+    optimal = x + 0.5 if abs(x) <= 0.25 else (1 if x > 0 else 0) - 1 / (16 * x)
+    phi = math.copysign(abs(x) ** 0.75, x)
+    values = {
+        "logistic": 1 / (1 + math.exp(-x)),
+        "logistic_phi": 1 / (1 + math.exp(-phi)),
+        "gaussian": 0.5 * (1 + math.erf(x / math.sqrt(2))),
+        "cauchy": math.atan(x) / math.pi + 0.5,
+        "reciprocal": 0.5 * (2 * x / (1 + 2 * abs(x)) + 1),
+        "optimal": optimal,
+    }
+    return torch.tensor(values[squash], dtype=gap.dtype)
 
 
 def slow_sequential(scores: Tensor, k: int, tau: float) -> Tensor:
@@ -60,7 +76,7 @@ def test_neuralsort_is_its_formula(n: int, k: int, tau: float) -> None:
 @pytest.mark.parametrize(
     ("n", "network", "pairs"), [(4, "bitonic", BITONIC_4), (4, "odd_even", ODD_EVEN_4), (3, "odd_even", ODD_EVEN_3)], ids=str
 )
-@pytest.mark.parametrize("swap", ["logistic", "cauchy"])
+@pytest.mark.parametrize("swap", SWAPS)
 def test_network_is_the_product_of_its_comparators(n: int, network: str, pairs: list[tuple[int, int]], swap: str) -> None:
     scores = draw(n)
     slow = slow_network(scores, pairs, 0.7, swap)
@@ -83,6 +99,28 @@ def test_network_sorts_in_the_limit(network: str, presort: bool, n: int) -> None
     assert_close(soft.sum(-2), torch.ones(n, dtype=torch.float64))
     x = draw(n, 3)
     assert_close(khot.select_topk(x, scores, n, 1.0, method="network", **options), soft @ x)
+
+
+@pytest.mark.parametrize("presort", [False, True])
+@pytest.mark.parametrize("n", [1, 3, 5, 6, 7, 9, 13, 21])
+def test_network_of_any_size_is_that_of_the_next_power_of_two(n: int, presort: bool) -> None:
+    """Wires behind the last one would hold items at -inf, which never move."""
+    scores, full = draw(2, n), 1 << (n - 1).bit_length()
+    padded = torch.nn.functional.pad(scores, (0, full - n), value=-torch.inf)
+    matrix = khot.network_matrix(scores, n, 0.7, presort=presort)
+    assert_close(khot.network_matrix(padded, n, 0.7, presort=presort)[..., :n], matrix)
+    assert_close(khot.soft_topk(padded, (n + 1) // 2, 0.7, method="network", presort=presort)[..., :n], matrix[:, : (n + 1) // 2].sum(-2))
+
+
+@pytest.mark.parametrize("swap", SWAPS)
+def test_swap_laws_are_distribution_functions_with_finite_slopes(swap: str) -> None:
+    gap = torch.cat([torch.linspace(-3, 3, 241, dtype=torch.float64), torch.tensor([-1e30, -1e-20, 1e-20, 1e30], dtype=torch.float64)])
+    gap = gap.sort().values.requires_grad_()
+    share = SWAPS[swap](gap)
+    assert bool((share.diff() >= -1e-15).all()) and bool(((share >= 0) & (share <= 1)).all())
+    assert_close(share + SWAPS[swap](-gap), torch.ones_like(share))
+    (slope,) = torch.autograd.grad(share.sum(), gap)
+    assert bool(slope.isfinite().all()) and bool((slope >= 0).all())
 
 
 def test_network_gradients() -> None:
@@ -153,6 +191,15 @@ def test_scaled_is_its_formula(k: float) -> None:
         p = torch.sigmoid(row / 0.7)
         slow = p * k / p.sum() if p.sum() >= k else 1 - (8 - k) / (8 - p.sum()) * (1 - p)
         assert_close(mask, slow)
+
+
+def test_scaled_has_a_gradient_where_all_sigmoids_are_saturated() -> None:
+    for level in (50.0, -50.0, 1e30, -1e30):
+        scores = torch.full((2, 5), level, requires_grad=True)
+        y = khot.scaled_topk(scores, torch.tensor([2.0, 4.5]))
+        assert_close(y, torch.tensor([[0.4], [0.9]]).expand(2, 5))
+        (grad,) = torch.autograd.grad((y * torch.arange(5.0)).sum(), scores)
+        assert bool(grad.isfinite().all())
 
 
 def test_threshold_lies_in_the_gap() -> None:

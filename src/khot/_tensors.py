@@ -69,6 +69,11 @@ def column(value: Number, scores: Tensor) -> Number:
     return value.to(dtype=work_dtype(scores), device=scores.device).expand(scores.shape[:-1]).unsqueeze(-1)
 
 
+def deeper(value: Number) -> Number:
+    """A column beside one dimension more; plain numbers stay as they are."""
+    return value.unsqueeze(-1) if isinstance(value, Tensor) else value
+
+
 def work_dtype(values: Tensor) -> torch.dtype:
     """The dtype in which a row is computed: its own, but float32 for half precision."""
     return torch.promote_types(values.dtype, torch.float32)

@@ -13,7 +13,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, strided
 
-from khot._tensors import HALF, Number, any_autocast, readable
+from khot._tensors import HALF, Number, any_autocast, readable, work_dtype
+
+_LOW, _HIGH = 1e-30, 1e30  # temperatures between these need no look at the dtype
 
 _DTYPES = (torch.float32, torch.float64, *HALF)
 
@@ -46,7 +48,7 @@ def _is_plain(scores: Tensor, k: Number, tau: Number, dim: int, fractional: bool
     return (  # pyright: ignore[reportReturnType]
         (type(k) is int or type(k) is float and fractional)
         and (type(tau) is float or type(tau) is int)
-        and tau > 0
+        and _LOW < tau < _HIGH
         and -len(shape) <= dim < len(shape)
         and 0 <= k <= shape[dim]
     )
@@ -139,6 +141,15 @@ def _raise_k(n: int, dim: int, k: Number) -> NoReturn:
     )
 
 
+def _within_range(tau: Number, scores: Tensor) -> Number:
+    """A temperature that the dtype can divide by: beyond these ends nothing changes, but 0 and infinity are not numbers to divide."""
+    dtype = work_dtype(scores)
+    low, high = torch.finfo(dtype).tiny * 64, torch.finfo(dtype).max / 64
+    if isinstance(tau, Tensor):
+        return tau.to(dtype).clamp(low, high)
+    return min(max(float(tau), low), high) if isinstance(tau, (int, float)) else tau
+
+
 def door(
     body: Callable[..., Tensor],
     *,
@@ -177,6 +188,7 @@ def door(
     def run(scores: Tensor, k: Number, tau: Number, dim: int, given: Mapping[str, Any]) -> Tensor:
         last = dim in (-1, scores.ndim - 1)
         x = scores if last else scores.movedim(dim, -1)
+        tau = _within_range(tau, scores)
         if not native_half and scores.dtype in HALF:
             out = body(x.float(), k, tau, **given).to(scores.dtype)
         else:

@@ -16,6 +16,7 @@ from typing import Any, Literal, ParamSpec
 
 from torch import Tensor
 
+from khot._settle import settled_mask, settled_matrix, settled_select
 from khot._tensors import Number
 from khot.checks import door, find
 
@@ -52,6 +53,7 @@ class Relaxation:
     monotone: bool = True  # a larger score never weighs less
     shift_invariant: bool = True
     hard_limit: bool = True  # tau -> 0 is topk_mask
+    flat_limit: bool = True  # tau -> infinity is the constant k / n
     scale_free: bool = True  # depends on scores / tau alone, so that huge scores are the hard top-k at any tau
     ties_equal: bool = True  # equal scores weigh the same
     complete: bool = True  # k = n selects everything, as does a k beyond the items that are not excluded
@@ -95,6 +97,7 @@ def relaxation(
     paper: str,
     mask: Callable[..., Tensor] | None = None,
     select: Callable[..., Tensor] | None = None,
+    special: Callable[..., Tensor] | None = None,
     family: Callable[..., Any] | None = None,
     native_half: bool = False,
     **laws: bool,
@@ -108,6 +111,8 @@ def relaxation(
         kind: what the body returns, a mask like the scores or a ``(..., k, n)`` matrix.
         mask: for a matrix method, a cheaper body for the sum of the matrix over its rows.
         select: a cheaper body for ``matrix @ x``.
+        special: the same body with ``among=``, for scores that are not all finite (:mod:`khot._settle`). Without it the body settles
+            infinities and nan itself. ``mask`` and ``select`` name ``among`` in their own signature, or settle them too.
         family: for a threshold family, how it is made from the method's options.
         native_half: the body computes half precision in float32 by itself.
         laws: the flags of :class:`Relaxation`.
@@ -118,11 +123,22 @@ def relaxation(
         enter = functools.partial(door, name=name, options=options, native_half=native_half)
         fractional = laws.get("grad_k", False)
         if kind == "mask":
-            topk, matrix = enter(body, fractional=fractional), None
+            topk, matrix = enter(settled_mask(body, special) if special else body, fractional=fractional), None
         else:
-            topk, matrix = enter(mask or _sum_of_rows(body), fractional=fractional), enter(body, fractional=False, matrix=True)
+            rows = settled_matrix(body, special)
+            topk = enter(settled_mask(mask) if mask else _sum_of_rows(rows), fractional=fractional)
+            matrix = enter(rows, fractional=False, matrix=True)
         _relaxations[name] = Relaxation(
-            name=name, kind=kind, topk=topk, matrix=matrix, select=select, options=options, cost=cost, paper=paper, family=family, **laws
+            name=name,
+            kind=kind,
+            topk=topk,
+            matrix=matrix,
+            select=select and settled_select(select),
+            options=options,
+            cost=cost,
+            paper=paper,
+            family=family,
+            **laws,
         )
         return functools.wraps(body)(topk if matrix is None else matrix)
 

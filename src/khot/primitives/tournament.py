@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from khot import kernels
-from khot._tensors import Number, column, in_forward_mode, readable
+from khot._settle import ordinary
+from khot._tensors import Number, column, deeper, in_forward_mode, readable
 from khot.primitives.order import descending_order, sort_descending
-from khot.primitives.settle import deeper, ordinary
 
 BASE = 20.0  # of the published power boost
 

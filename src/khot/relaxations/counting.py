@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 from torch.utils.checkpoint import checkpoint
 
-from khot._tensors import Number, column, readable
+from khot._settle import Among
+from khot._tensors import Number, column, deeper, readable
 from khot.primitives.limits import check_size
-from khot.primitives.settle import deeper, finite_part, settle_mask, settle_rows
 from khot.registry import relaxation
 
 STEPS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -22,30 +22,30 @@ STEPS: dict[str, Callable[[Tensor], Tensor]] = {
 _PIECE = 1 << 22  # pairs that are compared at once
 
 
-def soft_count(scores: Tensor, tau: Number, h: str) -> Tensor:
+def soft_count(scores: Tensor, tau: Number, h: str, among: Among | None = None) -> Tensor:
     r""":math:`\frac12 + \sum_j h((x_j - x_i) / \tau)`: the rank of every item, 1 for the largest, equal for equal scores.
 
     Long rows are compared in pieces, which the backward pass compares again: O(n^2) time, O(n) memory.
 
     Args:
-        scores: ``(..., n)``; -inf is not counted, +inf ranks above everything finite.
+        scores: ``(..., n)``.
         tau: temperature, a number or ``(..., 1)``.
         h: a name in ``STEPS``.
+        among: which items are counted.
     """
     check_size("counting", *scores.shape, scores.shape[-1], what="table of pairs", fix="use softrank, which costs O(n log n)")
-    safe, _ = finite_part(scores)
-    finite, certain = scores.isfinite(), (scores == torch.inf).sum(-1, keepdim=True, dtype=scores.dtype)
+    counted = None if among is None else among.items
     step = max(1, _PIECE // max(1, scores.numel()))
     if step >= scores.shape[-1] or not readable(scores):
-        return 0.5 + certain + _above(safe, safe, finite, tau, h)
-    parts = [checkpoint(_above, part, safe, finite, tau, h, use_reentrant=False) for part in safe.split(step, -1)]
-    return 0.5 + certain + torch.cat(parts, -1)
+        return 0.5 + _above(scores, scores, counted, tau, h)
+    parts = [checkpoint(_above, part, scores, counted, tau, h, use_reentrant=False) for part in scores.split(step, -1)]
+    return 0.5 + torch.cat(parts, -1)
 
 
-def _above(part: Tensor, scores: Tensor, counted: Tensor, tau: Number, h: str) -> Tensor:
+def _above(part: Tensor, scores: Tensor, counted: Tensor | None, tau: Number, h: str) -> Tensor:
     gaps = scores.unsqueeze(-2) - part.unsqueeze(-1)
     steps = STEPS[h](gaps / deeper(tau))
-    return torch.where(counted.unsqueeze(-2), steps, 0.0).sum(-1)
+    return (steps if counted is None else torch.where(counted.unsqueeze(-2), steps, 0.0)).sum(-1)
 
 
 def _log_delta(ranks: Tensor, place: Tensor, tau: Number, delta: str) -> Tensor:
@@ -83,28 +83,47 @@ def _check(h: str, delta: str) -> None:
             raise ValueError(f"{name} must be one of {', '.join(STEPS)}, got {value!r}")
 
 
-def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, h: str = "sigmoid", delta: str = "sigmoid", normalize: bool = True) -> Tensor:
+def _mask(
+    scores: Tensor,
+    k: int,
+    tau: Number = 1.0,
+    *,
+    h: str = "sigmoid",
+    delta: str = "sigmoid",
+    normalize: bool = True,
+    among: Among | None = None,
+) -> Tensor:
     if normalize or delta != "sigmoid":
-        return settle_mask(counting_body(scores, k, tau, h=h, delta=delta, normalize=normalize).sum(-2), scores, k)
+        matrix = _matrix(scores, k, tau, h=h, delta=delta, normalize=normalize, among=among)
+        return (matrix if among is None else torch.where(among.wanted(k), matrix, 0.0)).sum(-2)
     _check(h, delta)
     width = column(tau, scores)
-    mask = torch.sigmoid((k + 0.5 - soft_count(scores, width, h)) / width)  # the differences telescope
-    return settle_mask(mask if k else torch.zeros_like(mask), scores, k)
+    count = k if among is None else among.k
+    mask = torch.sigmoid((count + 0.5 - soft_count(scores, width, h, among)) / width)  # the differences telescope
+    return mask * (count > 0)
 
 
-def counting_body(scores: Tensor, k: int, tau: Number, *, h: str, delta: str, normalize: bool) -> Tensor:
-    """The matrix behind the door."""
+def _matrix(
+    scores: Tensor,
+    k: int,
+    tau: Number = 1.0,
+    *,
+    h: str = "sigmoid",
+    delta: str = "sigmoid",
+    normalize: bool = True,
+    among: Among | None = None,
+) -> Tensor:
     _check(h, delta)
     check_size("counting", *scores.shape[:-1], k, scores.shape[-1])
     width = column(tau, scores)
-    ranks = soft_count(scores, width, h)
+    ranks = soft_count(scores, width, h, among)
     place = torch.arange(1, k + 1, device=scores.device, dtype=scores.dtype).unsqueeze(-1)
-    _, open_columns = finite_part(scores)
     if not normalize:
-        return settle_rows(torch.where(open_columns.unsqueeze(-2), _raw_delta(ranks, place, width, delta), 0.0), scores)
-    logits = torch.where(open_columns, ranks, torch.inf) if delta == "hat" else ranks
-    logits = _log_delta(logits, place, width, delta).masked_fill(~open_columns.unsqueeze(-2), -torch.inf)
-    return settle_rows(torch.softmax(logits, -1), scores)
+        return _raw_delta(ranks, place, width, delta)
+    if among is None:
+        return torch.softmax(_log_delta(ranks, place, width, delta), -1)
+    ranks = torch.where(among.items, ranks, torch.inf) if delta == "hat" else ranks
+    return torch.softmax(_log_delta(ranks, place, width, delta).masked_fill(~among.items.unsqueeze(-2), -torch.inf), -1)
 
 
 @relaxation(
@@ -113,6 +132,7 @@ def counting_body(scores: Tensor, k: int, tau: Number, *, h: str, delta: str, no
     cost="O(n^2)",
     paper="Haurum et al. 2023 (the operator); Qin, Liu, Li 2010 (soft counting)",
     mask=_mask,
+    special=_matrix,
     bounded=False,
     monotone=False,
     complete=False,
@@ -145,4 +165,4 @@ def counting_matrix(
         tensor([[0.0000, 0.9930, 0.0070],
                 [0.0070, 0.0070, 0.9870]])
     """
-    return counting_body(scores, k, tau, h=h, delta=delta, normalize=normalize)
+    return _matrix(scores, k, tau, h=h, delta=delta, normalize=normalize)

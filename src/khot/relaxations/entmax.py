@@ -53,7 +53,7 @@ def tsallis(alpha: float) -> Family:
 def _inside(y: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
     """``f(y)`` where ``0 < y < 1`` and 0 at both ends, where its derivatives are infinite."""
     inside = (y > 0) & (y < 1)
-    return torch.where(inside, f(torch.where(inside, y, 0.5)), 0.0)
+    return torch.where(inside, f(torch.where(inside, y, 0.5)), y - y)  # a nan stays
 
 
 def _tail(rise: Tensor, a: float) -> Tensor:

@@ -49,6 +49,7 @@ def _matrix(scores: Tensor, k: int, tau: Number, boost: float, mode: str) -> Ten
     select=_select,
     smooth=False,
     monotone=False,
+    flat_limit=False,
     ties_equal=False,
     infinite=False,
 )

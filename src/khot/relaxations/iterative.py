@@ -8,42 +8,45 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from khot._tensors import Number, column
+from khot._settle import Among
+from khot._tensors import Number, column, deeper
 from khot.primitives.limits import check_size
-from khot.primitives.settle import deeper, finite_part, mask_by_rows, select_by_rows, settle_rows
+from khot.primitives.pieces import mask_by_rows, select_by_rows
 from khot.registry import relaxation
 
 
-def _rows(scores: Tensor, k: int, tau: Number, alpha: float) -> Callable[[int, int], Tensor]:
+def _rows(scores: Tensor, k: int, tau: Number, alpha: float, among: Among | None) -> Callable[[int, int], Tensor]:
     """A function that makes the rows from ``start`` to ``stop``; all rows are known at once, from the order of the ``k`` largest."""
     if not alpha > 0:
         raise ValueError(f"alpha must be positive, got {alpha}; the larger, the harder each row")
     check_size("iterative", *scores.shape[:-1], k, scores.shape[-1])
-    safe, open_columns = finite_part(scores)
-    index = scores.detach().topk(k).indices
+    index = (scores.detach() if among is None else among.hide(scores)).topk(k).indices
     turn = torch.full_like(scores, k, dtype=torch.long)
     turn = turn.scatter(
         -1, index, torch.arange(k, dtype=torch.long, device=scores.device).expand_as(index)
     )  # the row that takes the item out
-    return functools.partial(_some_rows, scores, safe, open_columns, safe.gather(-1, index), turn, column(tau, scores), alpha)
+    return functools.partial(_some_rows, scores, among, scores.gather(-1, index), turn.unsqueeze(-2), column(tau, scores), alpha)
 
 
-def _some_rows(
-    scores: Tensor, safe: Tensor, open_columns: Tensor, top: Tensor, turn: Tensor, tau: Number, alpha: float, start: int, stop: int
-) -> Tensor:
+def _some_rows(scores: Tensor, among: Among | None, top: Tensor, turn: Tensor, tau: Number, alpha: float, start: int, stop: int) -> Tensor:
     row = torch.arange(start, stop, dtype=torch.long, device=scores.device).unsqueeze(-1)
-    gap = (top[..., start:stop, None] - safe.unsqueeze(-2)) / deeper(tau)
-    out = ((turn.unsqueeze(-2) < row) | ~open_columns.unsqueeze(-2)) & (turn.unsqueeze(-2) != row)
-    logits = (-alpha * gap.square()).masked_fill(out, -torch.inf)
-    return settle_rows(torch.softmax(logits, -1), scores, start)
+    gap = (top[..., start:stop, None] - scores.unsqueeze(-2)) / deeper(tau)
+    gone = turn < row
+    if among is not None:  # a row without any item left keeps the one that is its own, so that no softmax is empty
+        gone = (gone | ~among.items.unsqueeze(-2)) & (turn != row)
+    return torch.softmax((-alpha * gap.square()).masked_fill(gone, -torch.inf), -1)
 
 
-def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, alpha: float = 2.0) -> Tensor:
-    return mask_by_rows(_rows(scores, k, tau, alpha), scores, k)
+def _matrix(scores: Tensor, k: int, tau: Number = 1.0, *, alpha: float = 2.0, among: Among | None = None) -> Tensor:
+    return _rows(scores, k, tau, alpha, among)(0, k)
 
 
-def _select(x: Tensor, scores: Tensor, k: int, tau: Number = 1.0, *, alpha: float = 2.0) -> Tensor:
-    return select_by_rows(_rows(scores, k, tau, alpha), x, scores, k)
+def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, alpha: float = 2.0, among: Among | None = None) -> Tensor:
+    return mask_by_rows(_rows(scores, k, tau, alpha, among), scores, k, among)
+
+
+def _select(x: Tensor, scores: Tensor, k: int, tau: Number = 1.0, *, alpha: float = 2.0, among: Among | None = None) -> Tensor:
+    return select_by_rows(_rows(scores, k, tau, alpha, among), x, scores, k)
 
 
 @relaxation(
@@ -53,9 +56,11 @@ def _select(x: Tensor, scores: Tensor, k: int, tau: Number = 1.0, *, alpha: floa
     paper="Goyal, Neubig, Dyer, Berg-Kirkpatrick 2018",
     mask=_mask,
     select=_select,
+    special=_matrix,
     smooth=False,
     bounded=False,
     monotone=False,
+    flat_limit=False,
     ties_equal=False,
     complete=False,
 )
@@ -80,4 +85,4 @@ def iterative_matrix(scores: Tensor, k: int, tau: Number = 1.0, *, alpha: float 
         tensor([[2.9539e-04, 8.8054e-01, 1.1917e-01],
                 [1.1920e-01, 0.0000e+00, 8.8080e-01]])
     """
-    return _rows(scores, k, tau, alpha)(0, k)
+    return _matrix(scores, k, tau, alpha=alpha)

@@ -8,45 +8,51 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from khot._tensors import Number, column
+from khot._settle import Among
+from khot._tensors import Number, column, deeper
 from khot.primitives.limits import check_size
 from khot.primitives.order import descending_order
-from khot.primitives.settle import deeper, finite_part, mask_by_rows, select_by_rows, settle_rows
+from khot.primitives.pieces import mask_by_rows, select_by_rows
 from khot.registry import relaxation
 
 
-def _rows(scores: Tensor, k: int, tau: Number) -> Callable[[int, int], Tensor]:
+def _rows(scores: Tensor, k: int, tau: Number, among: Among | None) -> Callable[[int, int], Tensor]:
     """A function that makes the rows from ``start`` to ``stop``.
 
     In sorted order the logits of row ``r`` rise from item ``l`` to the next by ``gap_l (2r - 2l - 1)``: all that the sums of absolute
     differences come to. Two running sums of the gaps therefore give every row, without an n x n matrix.
     """
     check_size("neuralsort", *scores.shape[:-1], k, scores.shape[-1])
-    safe, open_columns = finite_part(scores)
-    order = descending_order(scores)
-    ordered, inside = safe.gather(-1, order), scores.gather(-1, order).isfinite()
-    gaps = torch.where(inside[..., 1:] & inside[..., :-1], ordered[..., :-1] - ordered[..., 1:], 0.0)
+    order = descending_order(scores if among is None else among.hide(scores))
+    ordered = scores.gather(-1, order)
+    gaps = ordered[..., :-1] - ordered[..., 1:]
+    if among is not None:
+        gaps = torch.where(among.items.gather(-1, order)[..., 1:], gaps, 0.0)
     odd = 2.0 * torch.arange(gaps.shape[-1], device=scores.device, dtype=scores.dtype) + 1
     once, weighted = (_unsort(torch.nn.functional.pad(part.cumsum(-1), (1, 0)), order) for part in (gaps, gaps * odd))
-    return functools.partial(_some_rows, scores, open_columns, once, weighted, column(tau, scores))
+    return functools.partial(_some_rows, among, once, weighted, column(tau, scores))
 
 
 def _unsort(values: Tensor, order: Tensor) -> Tensor:
     return torch.zeros_like(values).scatter(-1, order, values)
 
 
-def _some_rows(scores: Tensor, open_columns: Tensor, once: Tensor, weighted: Tensor, tau: Number, start: int, stop: int) -> Tensor:
-    place = torch.arange(start, stop, device=scores.device, dtype=scores.dtype).unsqueeze(-1)
+def _some_rows(among: Among | None, once: Tensor, weighted: Tensor, tau: Number, start: int, stop: int) -> Tensor:
+    place = torch.arange(start, stop, device=once.device, dtype=once.dtype).unsqueeze(-1)
     logits = (2 * place * once.unsqueeze(-2) - weighted.unsqueeze(-2)) / deeper(tau)
-    return settle_rows(torch.softmax(logits.masked_fill(~open_columns.unsqueeze(-2), -torch.inf), -1), scores, start)
+    return torch.softmax(logits if among is None else logits.masked_fill(~among.items.unsqueeze(-2), -torch.inf), -1)
 
 
-def _mask(scores: Tensor, k: int, tau: Number = 1.0) -> Tensor:
-    return mask_by_rows(_rows(scores, k, tau), scores, k)
+def _matrix(scores: Tensor, k: int, tau: Number = 1.0, *, among: Among | None = None) -> Tensor:
+    return _rows(scores, k, tau, among)(0, k)
 
 
-def _select(x: Tensor, scores: Tensor, k: int, tau: Number = 1.0) -> Tensor:
-    return select_by_rows(_rows(scores, k, tau), x, scores, k)
+def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, among: Among | None = None) -> Tensor:
+    return mask_by_rows(_rows(scores, k, tau, among), scores, k, among)
+
+
+def _select(x: Tensor, scores: Tensor, k: int, tau: Number = 1.0, *, among: Among | None = None) -> Tensor:
+    return select_by_rows(_rows(scores, k, tau, among), x, scores, k)
 
 
 @relaxation(
@@ -56,6 +62,7 @@ def _select(x: Tensor, scores: Tensor, k: int, tau: Number = 1.0) -> Tensor:
     paper="Grover, Wang, Zweig, Ermon 2019",
     mask=_mask,
     select=_select,
+    special=_matrix,
     smooth=False,
     bounded=False,
     monotone=False,
@@ -79,4 +86,4 @@ def neuralsort_matrix(scores: Tensor, k: int, tau: Number = 1.0) -> Tensor:
         tensor([[0.0132, 0.7214, 0.2654],
                 [0.2119, 0.2119, 0.5761]])
     """
-    return _rows(scores, k, tau)(0, k)
+    return _matrix(scores, k, tau)

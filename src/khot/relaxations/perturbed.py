@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from khot._tensors import Number, column
+from khot._settle import Among
+from khot._tensors import Number, column, deeper
 from khot.primitives.limits import check_size
-from khot.primitives.settle import deeper, settle_mask, settle_rows
 from khot.registry import relaxation
 
 
@@ -21,20 +21,20 @@ class _Mean(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, sigma: Number, noise: Tensor, k: int, ordered: bool) -> Tensor:
-        clean = torch.where(scores.isfinite(), scores, torch.where(scores > 0, torch.inf, -torch.inf))
+    def forward(ctx: Any, scores: Tensor, sigma: Number, noise: Tensor, k: int, ordered: bool, among: Among | None) -> Tensor:
+        clean = scores if among is None else among.hide(scores)
         index = (clean.unsqueeze(-2) + deeper(sigma) * noise).topk(k).indices  # (..., samples, k)
-        ctx.save_for_backward(noise, index, clean.topk(k).indices, clean.isfinite())
+        ctx.save_for_backward(noise, index, clean.topk(k).indices)
         ctx.spread, ctx.ordered = sigma, ordered
         return _counts(index, scores, ordered) / noise.shape[-2]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        noise, index, still, finite = ctx.saved_tensors
+        noise, index, still = ctx.saved_tensors
         gains = _gain(grad, index, ctx.ordered) - _gain(grad, still.unsqueeze(-2), ctx.ordered)  # (..., samples)
         slope = (gains.unsqueeze(-2) @ noise).squeeze(-2) / (noise.shape[-2] * ctx.spread)
-        return torch.where(finite, slope, 0.0), None, None, None, None
+        return slope, None, None, None, None, None
 
 
 def _counts(index: Tensor, scores: Tensor, ordered: bool) -> Tensor:
@@ -51,17 +51,42 @@ def _gain(grad: Tensor, index: Tensor, ordered: bool) -> Tensor:
     return grad.unsqueeze(-2).expand(*index.shape[:-1], grad.shape[-1]).gather(-1, index).sum(-1)
 
 
-def _mean(scores: Tensor, k: int, tau: Number, num_samples: int, generator: torch.Generator | None, ordered: bool) -> Tensor:
+def _mean(
+    scores: Tensor, k: int, tau: Number, num_samples: int, generator: torch.Generator | None, ordered: bool, among: Among | None
+) -> Tensor:
     if num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, got {num_samples}")
     shape = (*scores.shape[:-1], num_samples, scores.shape[-1])
     check_size("perturbed", *shape, what="noise", fix="lower num_samples or split the batch")
     noise = torch.randn(shape, generator=generator, dtype=scores.dtype, device=scores.device)
-    return _Mean.apply(scores, column(tau, scores), noise, k, ordered)
+    return _Mean.apply(scores, column(tau, scores), noise, k, ordered, among)
 
 
-def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, num_samples: int = 500, generator: torch.Generator | None = None) -> Tensor:
-    return settle_mask(_mean(scores, k, tau, num_samples, generator, ordered=False), scores, k)
+def _mask(
+    scores: Tensor,
+    k: int,
+    tau: Number = 1.0,
+    *,
+    num_samples: int = 500,
+    generator: torch.Generator | None = None,
+    among: Among | None = None,
+) -> Tensor:
+    if among is None:
+        return _mean(scores, k, tau, num_samples, generator, ordered=False, among=None)
+    matrix = _mean(scores, k, tau, num_samples, generator, ordered=True, among=among)
+    return torch.where(among.wanted(k), matrix, 0.0).sum(-2)
+
+
+def _matrix(
+    scores: Tensor,
+    k: int,
+    tau: Number = 1.0,
+    *,
+    num_samples: int = 500,
+    generator: torch.Generator | None = None,
+    among: Among | None = None,
+) -> Tensor:
+    return _mean(scores, k, tau, num_samples, generator, ordered=True, among=among)
 
 
 @relaxation(
@@ -70,6 +95,7 @@ def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, num_samples: int = 500, 
     cost="O(n s) for s samples",
     paper="Berthet et al. 2020; Cordonnier et al. 2021",
     mask=_mask,
+    special=_matrix,
     deterministic=False,
     grad_tau=False,
     double_backward=False,
@@ -101,4 +127,4 @@ def perturbed_matrix(
         tensor([[0., 1., 0.],
                 [0., 0., 1.]])
     """
-    return settle_rows(_mean(scores, k, tau, num_samples, generator, ordered=True), scores)
+    return _matrix(scores, k, tau, num_samples=num_samples, generator=generator)

@@ -5,9 +5,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from khot._settle import Among
 from khot._tensors import Number, column
-from khot.primitives.settle import settle_mask
+from khot.primitives.threshold.solve import LOCAL
 from khot.registry import relaxation
+
+
+def _mask(scores: Tensor, k: Number, tau: Number = 1.0, *, among: Among | None = None) -> Tensor:
+    n = scores.shape[-1] if among is None else among.items.sum(-1, keepdim=True)
+    count = column(k, scores) if among is None else among.k
+    u = scores / column(tau, scores)
+    p = torch.sigmoid(u)
+    short = _total(p.detach(), among) < count
+    # A short row scales its complement: what it sums to is never less than what it shall, so that nothing is scaled up.
+    p = torch.where(short, torch.sigmoid(-u), p)
+    y = p * (torch.where(short, n - count, count) / _total(p, among).clamp(min=torch.finfo(p.dtype).tiny)).to(p.dtype)
+    return torch.where(short, 1 - y, y)
+
+
+def _total(values: Tensor, among: Among | None) -> Tensor:
+    return LOCAL.sum(values if among is None else torch.where(among.items, values, 0.0))
 
 
 @relaxation(
@@ -15,6 +32,7 @@ from khot.registry import relaxation
     kind="mask",
     cost="O(n)",
     paper="Pervez, Lippe, Gavves 2023",
+    special=_mask,
     grad_k=True,
     smooth=False,
     shift_invariant=False,
@@ -44,21 +62,4 @@ def scaled_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1) 
         >>> scaled_topk(torch.tensor([3.0, 1.0, 2.0, -1.0]), k=2)
         tensor([0.6724, 0.5160, 0.6217, 0.1898])
     """
-    finite, certain = scores.isfinite(), scores == torch.inf
-    k = torch.as_tensor(column(k, scores), dtype=scores.dtype, device=scores.device)
-    rest = (k - certain.sum(-1, keepdim=True)).clamp(min=0)  # +inf comes first
-    u = torch.where(finite, scores, 0.0) / column(tau, scores)
-    p, q = torch.where(finite, torch.sigmoid(u), 0.0), torch.where(finite, torch.sigmoid(-u), 0.0)
-    down = p * _ratio(rest, p)
-    up = 1 - q * _ratio((finite.sum(-1, keepdim=True) - rest).clamp(min=0), q)
-    return settle_mask(torch.where(_total(p) >= rest, down, up), scores, k)
-
-
-def _total(values: Tensor) -> Tensor:
-    wide = values.dtype if values.device.type == "mps" else torch.float64
-    return values.sum(-1, keepdim=True, dtype=wide).to(values.dtype)
-
-
-def _ratio(target: Tensor, values: Tensor) -> Tensor:
-    total = _total(values)
-    return target / torch.where(total > 0, total, 1.0)
+    return _mask(scores, k, tau)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from khot._settle import Among
 from khot._tensors import Number, column
 from khot.primitives.limits import check_size
-from khot.primitives.settle import finite_part, settle_rows
 from khot.registry import relaxation
 
 
@@ -23,16 +23,33 @@ def _log_rest(logits: Tensor) -> Tensor:
     return torch.where(largest, others, torch.log1p(-small.exp()))
 
 
-def _behind(rows: Tensor, scores: Tensor) -> Tensor:
-    """Move the rows down by the number of items at +inf, which come first."""
-    k = rows.shape[-2]
-    source = torch.arange(k, dtype=torch.long, device=rows.device) - (scores == torch.inf).sum(-1, keepdim=True)
-    return rows.gather(-2, source.clamp(min=0).unsqueeze(-1).expand(rows.shape))
-
-
 def _gumbel(scores: Tensor, generator: torch.Generator | None) -> Tensor:
     uniform = torch.rand(scores.shape, generator=generator, dtype=scores.dtype, device=scores.device)
     return -(-uniform.clamp(min=torch.finfo(scores.dtype).tiny).log()).log()
+
+
+def _matrix(
+    scores: Tensor,
+    k: int,
+    tau: Number = 1.0,
+    *,
+    noise: bool = False,
+    generator: torch.Generator | None = None,
+    among: Among | None = None,
+) -> Tensor:
+    check_size("sequential", *scores.shape[:-1], k, scores.shape[-1])
+    keys = scores + _gumbel(scores, generator) if noise else scores
+    width, rows = column(tau, scores), []
+    logits = _hidden(keys / width, among)
+    for i in range(k):
+        rows.append(torch.softmax(logits, -1))
+        if i + 1 < k:
+            logits = _hidden(logits + _log_rest(logits) / width, among)
+    return torch.stack(rows, -2) if rows else scores.unsqueeze(-2)[..., :0, :]
+
+
+def _hidden(logits: Tensor, among: Among | None) -> Tensor:
+    return logits if among is None else logits.masked_fill(~among.items, -torch.inf)
 
 
 @relaxation(
@@ -40,6 +57,7 @@ def _gumbel(scores: Tensor, generator: torch.Generator | None) -> Tensor:
     kind="matrix",
     cost="O(nk)",
     paper="Xie, Ermon 2019; Ploetz, Roth 2018",
+    special=_matrix,
     smooth=False,
     bounded=False,
     monotone=False,
@@ -71,14 +89,4 @@ def sequential_matrix(
         tensor([[0.0159, 0.8668, 0.1173],
                 [0.1259, 0.1259, 0.7482]])
     """
-    check_size("sequential", *scores.shape[:-1], k, scores.shape[-1])
-    keys = scores + _gumbel(scores, generator) if noise else scores
-    safe, open_columns = finite_part(keys)
-    width = column(tau, scores)
-    logits, rows = (safe / width).masked_fill(~open_columns, -torch.inf), []
-    for i in range(k):
-        rows.append(torch.softmax(logits, -1))
-        if i + 1 < k:
-            logits = (logits + _log_rest(logits) / width).masked_fill(~open_columns, -torch.inf)
-    matrix = torch.stack(rows, -2) if rows else scores.new_zeros(*scores.shape[:-1], 0, scores.shape[-1])
-    return settle_rows(_behind(matrix, scores), scores)
+    return _matrix(scores, k, tau, noise=noise, generator=generator)

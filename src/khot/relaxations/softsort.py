@@ -7,10 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from khot._tensors import Number, column
+from khot._settle import Among
+from khot._tensors import Number, column, deeper
 from khot.primitives.limits import check_size
 from khot.primitives.scan import decayed_cumsum
-from khot.primitives.settle import deeper, finite_part, settle_mask, settle_rows
 from khot.registry import relaxation
 
 
@@ -19,24 +19,25 @@ class _Kernel(NamedTuple):
 
     index: Tensor  # (..., k), where the largest are
     step: Tensor  # (..., k, 1), from each of them to the one before
-    here: Tensor  # (..., k, 1), 1 where there is one
+    here: Tensor  # (..., k, 1), 1 where there is an item
+    wanted: Tensor  # (..., k, 1), 1 where the place is to be filled
     rest: Tensor  # (..., n), from the k-th to all the others, 0 at the k largest themselves
 
 
-def _kernel(scores: Tensor, k: int, tau: Number) -> _Kernel:
-    index = scores.detach().topk(k).indices
+def _kernel(scores: Tensor, k: int, tau: Number, among: Among | None) -> _Kernel:
+    index = (scores.detach() if among is None else among.hide(scores)).topk(k).indices
     top = scores.gather(-1, index)
     step = torch.cat([torch.zeros_like(top[..., :1]), _near(top[..., :-1], top[..., 1:], tau)], -1).unsqueeze(-1)
     rest = _near(top[..., -1:], scores, tau).scatter(-1, index, 0.0)
-    return _Kernel(index, step, (top > -torch.inf).to(top.dtype).unsqueeze(-1), rest)
+    every = torch.ones_like(step)
+    if among is None:
+        return _Kernel(index, step, every, every, rest)
+    here = among.items.gather(-1, index).to(step.dtype).unsqueeze(-1)
+    return _Kernel(index, step * here, here, among.wanted(k).to(step.dtype), torch.where(among.items, rest, 0.0))
 
 
 def _near(high: Tensor, low: Tensor, tau: Number) -> Tensor:
-    """``exp(-(high - low) / tau)``, 1 between two at +inf, 0 from anything to -inf."""
-    high, low = torch.broadcast_tensors(high, low)
-    both = high.isfinite() & low.isfinite()
-    gap = torch.where(both, high, 0.0) - torch.where(both, low, 0.0)
-    return torch.where(both, torch.exp(-gap.clamp(min=0) / tau), (low == torch.inf).to(low.dtype))
+    return torch.exp(-(high - low).clamp(min=0) / tau)
 
 
 def _both_ways(values: Tensor, kernel: _Kernel, beyond: Tensor | float) -> Tensor:
@@ -48,32 +49,33 @@ def _both_ways(values: Tensor, kernel: _Kernel, beyond: Tensor | float) -> Tenso
 
 def _inverse_norms(kernel: _Kernel) -> Tensor:
     norms = _both_ways(kernel.here, kernel, kernel.rest.sum(-1, keepdim=True).unsqueeze(-1))
-    return kernel.here / torch.where(kernel.here > 0, norms, 1.0)
+    return kernel.wanted / torch.where(kernel.wanted > 0, norms, 1.0)
 
 
-def _mask(scores: Tensor, k: int, tau: Number = 1.0) -> Tensor:
+def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, among: Among | None = None) -> Tensor:
     if k == 0:
-        return _nothing(scores)
-    kernel = _kernel(scores, k, column(tau, scores))
+        return torch.zeros_like(scores)
+    kernel = _kernel(scores, k, column(tau, scores), among)
     shares = _inverse_norms(kernel)
     inside = _both_ways(shares, kernel, 0.0).squeeze(-1)
     mask = (kernel.rest * decayed_cumsum(shares, kernel.step)[..., -1, :]).scatter(-1, kernel.index, inside)
     # The sums were taken in different orders; their ratio is 1 but for rounding.
-    mask = mask * (kernel.here.sum((-1, -2)).unsqueeze(-1) / mask.detach().sum(-1, keepdim=True).clamp(min=1e-9))
-    return settle_mask(mask, scores, k)
+    return mask * (kernel.wanted.sum((-1, -2)).unsqueeze(-1) / mask.detach().sum(-1, keepdim=True).clamp(min=1e-9))
 
 
-def _nothing(scores: Tensor) -> Tensor:
-    return settle_mask(torch.zeros_like(scores), scores, 0)
-
-
-def _select(x: Tensor, scores: Tensor, k: int, tau: Number = 1.0) -> Tensor:
+def _select(x: Tensor, scores: Tensor, k: int, tau: Number = 1.0, *, among: Among | None = None) -> Tensor:
     if k == 0:
         return x[..., :0, :]
-    kernel = _kernel(scores, k, column(tau, scores))
+    kernel = _kernel(scores, k, column(tau, scores), among)
     largest = x.gather(-2, kernel.index.unsqueeze(-1).expand(*kernel.index.shape, x.shape[-1])) * kernel.here
-    out = _inverse_norms(kernel) * _both_ways(largest, kernel, kernel.rest.unsqueeze(-2) @ x)
-    return out.masked_fill(scores.isnan().any(-1)[..., None, None], torch.nan)
+    return _inverse_norms(kernel) * _both_ways(largest, kernel, kernel.rest.unsqueeze(-2) @ x)
+
+
+def _matrix(scores: Tensor, k: int, tau: Number = 1.0, *, among: Among | None = None) -> Tensor:
+    check_size("softsort", *scores.shape[:-1], k, scores.shape[-1], fix="soft_topk and select_topk need no matrix")
+    top = scores.gather(-1, (scores.detach() if among is None else among.hide(scores)).topk(k).indices)
+    logits = -(top.unsqueeze(-1) - scores.unsqueeze(-2)).abs() / deeper(column(tau, scores))
+    return torch.softmax(logits if among is None else logits.masked_fill(~among.items.unsqueeze(-2), -torch.inf), -1)
 
 
 @relaxation(
@@ -83,6 +85,7 @@ def _select(x: Tensor, scores: Tensor, k: int, tau: Number = 1.0) -> Tensor:
     paper="Prillo, Eisenschlos 2020",
     mask=_mask,
     select=_select,
+    special=_matrix,
     smooth=False,
     bounded=False,
     monotone=False,
@@ -109,9 +112,4 @@ def softsort_matrix(scores: Tensor, k: int, tau: Number = 1.0) -> Tensor:
         tensor([[0.0159, 0.8668, 0.1173],
                 [0.1065, 0.1065, 0.7870]])
     """
-    check_size("softsort", *scores.shape[:-1], k, scores.shape[-1], fix="soft_topk and select_topk need no matrix")
-    safe, open_columns = finite_part(scores)
-    top = safe.gather(-1, scores.detach().topk(k).indices)
-    gaps = (top.unsqueeze(-1) - safe.unsqueeze(-2)).abs()
-    logits = -gaps / deeper(column(tau, scores))
-    return settle_rows(torch.softmax(logits.masked_fill(~open_columns.unsqueeze(-2), -torch.inf), -1), scores)
+    return _matrix(scores, k, tau)

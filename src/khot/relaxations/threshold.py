@@ -5,12 +5,40 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from khot._settle import Among
 from khot._tensors import Number, column
-from khot.primitives.settle import settle_mask
 from khot.registry import relaxation
 
 
-@relaxation("threshold", kind="mask", cost="O(n)", paper="Zhu et al. 2025 (DFTopK)", sums_to_k=False, smooth=False)
+def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, among: Among | None = None) -> Tensor:
+    n = scores.shape[-1]
+    if k in (0, n):
+        return torch.full_like(scores, k / max(n, 1))
+    order = (scores.detach() if among is None else among.hide(scores)).topk(k + 1).indices
+    if among is None:
+        return torch.sigmoid((scores - _cut(scores, order[..., -2:])) / column(tau, scores))
+    last_in = (among.k - 1).clamp(min=0)
+    cut = _cut(scores, order.gather(-1, torch.cat([last_in, last_in + 1], -1)))
+    mask = torch.sigmoid((scores - cut) / column(tau, scores))
+    everything = among.k >= among.items.sum(-1, keepdim=True)
+    return torch.where(everything, 1.0, torch.where(among.k > 0, mask, 0.0))
+
+
+def _cut(scores: Tensor, index: Tensor) -> Tensor:
+    """The middle between the scores at two indices of every row."""
+    return (scores.gather(-1, index) / 2).sum(-1, keepdim=True)
+
+
+@relaxation(
+    "threshold",
+    kind="mask",
+    cost="O(n)",
+    paper="Zhu et al. 2025 (DFTopK)",
+    special=_mask,
+    sums_to_k=False,
+    smooth=False,
+    flat_limit=False,
+)
 def threshold_topk(scores: Tensor, k: int, tau: Number = 1.0, *, dim: int = -1) -> Tensor:
     r"""Sigmoids around the mean of the k-th and the (k+1)-th largest score.
 
@@ -32,13 +60,4 @@ def threshold_topk(scores: Tensor, k: int, tau: Number = 1.0, *, dim: int = -1) 
         >>> threshold_topk(torch.tensor([3.0, 1.0, 2.0]), k=2, tau=0.1)
         tensor([1.0000, 0.0067, 0.9933])
     """
-    n = scores.shape[-1]
-    if k in (0, n):
-        return settle_mask(torch.full_like(scores, k / max(n, 1)) + 0 * scores.nan_to_num(0.0, 0.0, 0.0), scores, k)
-    last_in, first_out = scores.gather(-1, scores.detach().topk(k + 1).indices[..., -2:]).chunk(2, -1)
-    between = last_in.isfinite() & first_out.isfinite()
-    cut = torch.where(between, last_in, 0.0) / 2 + torch.where(between, first_out, 0.0) / 2
-    finite = scores.isfinite()
-    mask = torch.sigmoid((torch.where(finite, scores, 0.0) - cut) / column(tau, scores))
-    # Without a score on either side everything finite is in (too few are left) or out (enough are certain).
-    return settle_mask(torch.where(between, mask, (first_out == -torch.inf).to(mask.dtype)), scores, k)
+    return _mask(scores, k, tau)
