@@ -109,8 +109,8 @@ def check_options(name: str, given: Mapping[str, Any], options: Mapping[str, Any
 
 
 def _check_row_shape(name: str, value: Tensor, scores: Tensor, dim: int) -> None:
-    rows = list(scores.shape)
-    del rows[dim]
+    items = dim % scores.ndim
+    rows = (*scores.shape[:items], *scores.shape[items + 1 :])
     if value.is_complex() or value.dtype == torch.bool:
         raise TypeError(f"{name} must be real, got {value.dtype}")
     try:

@@ -70,13 +70,17 @@ def _info(options: argparse.Namespace) -> int:
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
         "threads": str(torch.get_num_threads()),
-        "accelerator": str(torch.accelerator.current_accelerator() or "none"),
+        "accelerator": _accelerator(),
         "kernels": ", ".join(kernels.available()) or "none: plain PyTorch",
         "relaxations": str(len(khot.RELAXATIONS)),
         "designs": str(len(khot.DESIGNS)),
     }
     _show([[name, value] for name, value in facts.items()])
     return 0
+
+
+def _accelerator() -> str:
+    return str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "none"
 
 
 def _show(rows: tables.Rows) -> int:

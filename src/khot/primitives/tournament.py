@@ -97,7 +97,7 @@ def _seed(scores: Tensor, k: int, tau: Number, rules: Rules) -> Bracket:
     finite, values, played = ordinary(scores), scores, []
     byes = (k << num_rounds(scores.shape[-1], k)) - scores.shape[-1]
     while values.shape[-1] > k:
-        ordered, order = sort_descending(values, sorted_nearly=bool(played))
+        ordered, order = sort_descending(values, sorted_nearly=len(played) > 0)
         half = (ordered.shape[-1] + byes) // 2
         values, share = _duel(ordered[..., byes:half], ordered[..., half:].flip(-1), tau, rules, finite)
         if byes:
