@@ -1,4 +1,4 @@
-"""Write the results in docs/benchmarks.md from the data: tables and figures of every benchmark that has run."""
+"""Write the results in docs/benchmarks.md and docs/temperature.md from the data: tables and figures of every benchmark that has run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from bench import targets
+from bench import targets, temperature
 from bench.common import load
 from bench.plot import DOCS, FIGURES
 
@@ -31,6 +31,7 @@ PICTURES = {
     "gradient": ["gradient_agreement", "gradient_toy"],
     "seeds": ["seeds_time", "seeds_nccs", "seeds_methods"],
 }
+WHICH_TAU = DOCS.parent / "temperature.md"
 BEGIN, END = "<!-- measured -->", "<!-- measured end -->"
 
 
@@ -39,17 +40,25 @@ def main(argv: list[str]) -> int:
     options.add_argument("--out", type=Path, default=DOCS.parent / "benchmarks.md")
     given = options.parse_args(argv)
     given.out.write_text(fill(given.out.read_text() if given.out.exists() else f"# Benchmarks\n\n{BEGIN}\n{END}\n"))
+    if given.out.parent == WHICH_TAU.parent and (rows := load("quality")):
+        tables = "\n\n".join(table.markdown() for table in temperature.tables(rows))
+        WHICH_TAU.write_text(between_marks(WHICH_TAU.read_text(), tables))
     return 0
 
 
-def fill(text: str) -> str:
+def between_marks(text: str, body: str) -> str:
     """The text with everything between the two marks written anew."""
     if BEGIN not in text or END not in text:
         raise SystemExit(f"the page must have the lines {BEGIN} and {END}, between which the results go")
+    return f"{text[: text.index(BEGIN)]}{BEGIN}\n{body}\n{text[text.index(END) :]}"
+
+
+def fill(text: str) -> str:
+    """The page of the benchmarks with its results written anew."""
     others = sorted(path.stem for path in FIGURES.glob("[a-z]*.py") if path.stem not in ABOUT)
     sections = [section(name, rows) for name in [*ABOUT, *others] if (rows := load(name))]
     body = "\n\n".join([*(table.markdown() for table in targets.tables()), *sections])
-    return f"{text[: text.index(BEGIN)]}{BEGIN}\n{body}\n{text[text.index(END) :]}"
+    return between_marks(text, body)
 
 
 def section(name: str, rows: list[dict[str, Any]]) -> str:

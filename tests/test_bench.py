@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import khot
-from bench import common, gate, plot
+from bench import common, gate, plot, temperature
 from bench.__main__ import commands
 from bench.__main__ import main as bench
 from bench.common import LawsRed, affordable, laws_green, race
@@ -189,3 +189,10 @@ def test_page_and_targets_come_from_data(tmp_path: Path, monkeypatch: pytest.Mon
     assert bench(["page", "--out", str(tmp_path / "page.md")]) == 0
     page = (tmp_path / "page.md").read_text()
     assert "| sigmoid, forward, short rows | <= 1.3 | 1.4 | sigmoid, 4096x64, normal, 8, 1 | no |" in page and "## Speed" in page
+
+
+def test_the_temperature_at_a_gap_lies_between_the_measured_ones() -> None:
+    line = [(0.01, 0.02), (0.1, 0.08), (1.0, 0.3)]
+    assert temperature.crossing(line, 0.08) == pytest.approx(0.1)
+    assert 0.1 < (temperature.crossing(line, 0.1) or 0) < 1.0
+    assert temperature.crossing(line, 0.5) is None
