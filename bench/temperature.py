@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -32,7 +33,7 @@ def curve(rows: Iterable[dict[str, Any]]) -> list[tuple[float, float]]:
 
 def crossing(line: list[tuple[float, float]], gap: float) -> float | None:
     """The first tau at which the gap is reached, between two measured ones on a logarithmic scale; ``None`` if it never is."""
-    for (tau, low), (after, high) in zip(line, line[1:], strict=False):
+    for (tau, low), (after, high) in itertools.pairwise(line):
         if low < gap <= high:
             return math.exp(math.log(tau) + (gap - low) / (high - low) * math.log(after / tau))
     return None

@@ -31,7 +31,7 @@ def test_a_callable_method_is_hardened_and_takes_any_dim() -> None:
 
 
 def test_a_method_that_is_neither_name_nor_function_is_refused() -> None:
-    with pytest.raises(TypeError, match="must be a name in khot.RELAXATIONS or a function"):
+    with pytest.raises(TypeError, match=r"must be a name in khot\.RELAXATIONS or a function"):
         khot.soft_topk(SCORES, 1, method=3)  # type: ignore[arg-type]
 
 
