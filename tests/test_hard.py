@@ -76,3 +76,26 @@ def test_gather_passes_gradients_to_items_and_mask() -> None:
     grad_x, grad_mask = torch.autograd.grad(values.sum(), (x, mask))
     assert torch.equal(grad_x.sum(-1) > 0, khot.topk_mask(mask, 2).bool())
     assert_close(grad_mask[indices], x[indices].sum(-1))
+
+
+def test_the_smallest() -> None:
+    scores = torch.tensor([[1.0, 3.0, 1.0, torch.inf], [torch.inf, torch.inf, -torch.inf, 0.0]])
+    assert torch.equal(khot.topk_mask(scores, 1, largest=False), torch.tensor([[1.0, 0, 0, 0], [0, 0, 1, 0]]))
+    assert torch.equal(khot.topk_mask(scores, 3, largest=False), torch.tensor([[1.0, 1, 1, 0], [0, 0, 1, 1]]))
+    assert torch.equal(khot.topk_mask(scores.t(), 2, largest=False, dim=0), khot.topk_mask(-scores, 2).t())
+
+
+def test_straight_through_leaves_its_arguments_alone() -> None:
+    hard, soft = torch.ones(3), torch.rand(3, requires_grad=True)
+    out = khot.straight_through(hard, soft)
+    out.data.zero_()
+    assert torch.equal(hard, torch.ones(3))
+    wide = khot.straight_through(torch.ones(4, 3), soft)  # samples in front
+    assert_close(torch.autograd.grad(wide.sum(), soft)[0], torch.full((3,), 4.0))
+
+
+@pytest.mark.parametrize("scores", [torch.arange(4), torch.zeros(3, dtype=torch.bool)], ids=str)
+def test_integers_are_refused_with_the_way_out(scores: torch.Tensor) -> None:
+    for call in (lambda: khot.topk_mask(scores, 1), lambda: khot.gather_topk(torch.ones(len(scores), 1), scores, 1)):
+        with pytest.raises(TypeError, match=r"floating dtype.*\.float\(\)"):
+            call()

@@ -248,3 +248,35 @@ def test_published_similarity_is_reproduced(n: int, k: int, halving: float, iter
     assert abs(cosine_similarity_of_rows(n, k, method="halving", mode="power") - halving) < 0.02
     assert abs(cosine_similarity_of_rows(n, k, method="iterative", alpha=2.0) - iterative) < 0.04
     assert cosine_similarity_of_rows(n, k, method="halving", boost=400.0) > halving
+
+
+@pytest.mark.parametrize("method", ["halving", "softsort", "sigmoid"])
+@pytest.mark.parametrize("hard", [False, True])
+def test_items_may_be_shared(method: str, hard: bool) -> None:
+    g = torch.Generator().manual_seed(0)
+    x, scores = torch.randn(7, 3, generator=g, requires_grad=True), torch.randn(2, 4, 7, generator=g)
+    shared = khot.select_topk(x, scores, 3, method=method, hard=hard)
+    own = khot.select_topk(x.expand(2, 4, 7, 3), scores, 3, method=method, hard=hard)
+    torch.testing.assert_close(shared, own)
+    weights = torch.randn(shared.shape, generator=g)
+    torch.testing.assert_close(*(torch.autograd.grad((out * weights).sum(), x)[0] for out in (shared, own)))
+    middle = torch.randn(4, 7, 3, generator=g)
+    torch.testing.assert_close(khot.select_topk(middle, scores, 3)[1], khot.select_topk(middle, scores[1], 3))
+
+
+@pytest.mark.parametrize("method", ["halving", "softsort", "sigmoid"])
+def test_values_with_their_indices(method: str) -> None:
+    g = torch.Generator().manual_seed(0)
+    x, scores = torch.randn(2, 7, 3, generator=g), torch.randn(2, 7, generator=g)
+    for largest in (True, False):
+        values, indices = khot.select_topk_with_indices(x, scores, 3, method=method, largest=largest)
+        torch.testing.assert_close(values, khot.select_topk(x, scores, 3, method=method, largest=largest))
+        assert torch.equal(indices, scores.argsort(-1, descending=largest)[:, :3])
+    hard = khot.select_topk_with_indices(x, scores, 3, method=method, hard=True, largest=False)
+    assert torch.equal(hard.values, x.gather(1, hard.indices.unsqueeze(-1).expand(-1, -1, 3)))
+
+
+def test_items_that_do_not_fit() -> None:
+    for shape in ((6, 3), (2, 7, 3), (7,), (2, 4, 7, 3)):
+        with pytest.raises(ValueError, match="broadcasts"):
+            khot.select_topk(torch.ones(shape), torch.ones(4, 7), 2)

@@ -42,6 +42,7 @@ from khot.relaxations.threshold import threshold_topk as threshold_topk
 from khot.sampling import sample as sample
 from khot.sampling import sample_topk as sample_topk
 from khot.select import select_topk as select_topk
+from khot.select import select_topk_with_indices as select_topk_with_indices
 from khot.soft import soft_topk as soft_topk
 from khot.soft import soft_topk_matrix as soft_topk_matrix
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
+from torch.autograd.function import Function
 
-from khot._tensors import Number, readable
+from khot._tensors import Number, in_forward_mode, is_bare, is_traced, readable
 from khot.checks import check, check_k, check_scores
+from khot.primitives.select import hard_mask
+from khot.primitives.select import largest as largest_indices
 
 
-def topk_mask(scores: Tensor, k: Number, *, dim: int = -1) -> Tensor:
+def topk_mask(scores: Tensor, k: Number, *, largest: bool = True, dim: int = -1) -> Tensor:
     """The hard top-k as a k-hot mask, without gradient; among equal scores the earlier index wins.
 
     Args:
         scores: any shape; -inf is never selected, a nan makes its own row nan.
         k: a whole number, or a tensor of whole numbers like the scores without ``dim``.
+        largest: ``False`` selects the ``k`` smallest: the same call on ``-scores``, so that +inf is never selected.
         dim: the dimension to select along.
 
     Returns:
@@ -28,14 +32,10 @@ def topk_mask(scores: Tensor, k: Number, *, dim: int = -1) -> Tensor:
     """
     check(scores, k, dim=dim)
     _check_whole_values(k)
-    x = scores.detach().movedim(dim, -1)
-    count = k.to(x.device).expand(x.shape[:-1]).unsqueeze(-1) if isinstance(k, Tensor) else int(k)
-    cut = _cut(x, count)
-    above, level = x > cut, x == cut
-    room = count - above.sum(-1, keepdim=True)
-    chosen = above | (level & (level.cumsum(-1) <= room))
-    mask = (chosen & (x > -torch.inf)).to(x.dtype)
-    return mask.masked_fill(x.isnan().any(-1, keepdim=True), torch.nan).movedim(-1, dim)
+    x = scores.detach() if largest else -scores.detach()
+    last = dim in (-1, x.ndim - 1)
+    count = k.detach().to(x.device).expand(x.movedim(dim, -1).shape[:-1]).unsqueeze(-1) if isinstance(k, Tensor) else int(k)
+    return hard_mask(x, count) if last else hard_mask(x.movedim(dim, -1), count).movedim(-1, dim)
 
 
 def topk_matrix(scores: Tensor, k: int) -> Tensor:
@@ -44,8 +44,8 @@ def topk_matrix(scores: Tensor, k: int) -> Tensor:
     As in :func:`topk_mask`, -inf is never marked (the rows for which nothing is left are 0) and a nan makes its own matrix nan.
     """
     check(scores, k, fractional=False)
-    ordered = scores.detach().sort(dim=-1, descending=True, stable=True)
-    index, mark = ordered.indices[..., : int(k)], (ordered.values[..., : int(k)] > -torch.inf).to(scores.dtype)
+    index = largest_indices(scores, int(k))
+    mark = (scores.detach().gather(-1, index) > -torch.inf).to(scores.dtype)
     one_hot = torch.zeros(*index.shape, scores.shape[-1], dtype=scores.dtype, device=scores.device)
     one_hot = one_hot.scatter(-1, index.unsqueeze(-1), mark.unsqueeze(-1))
     return one_hot.masked_fill(scores.isnan().any(-1)[..., None, None], torch.nan)
@@ -57,9 +57,36 @@ def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
     Example:
         >>> soft = torch.tensor([0.3, 0.7], requires_grad=True)
         >>> straight_through(torch.tensor([0.0, 1.0]), soft)
-        tensor([0., 1.], grad_fn=<AddBackward0>)
+        tensor([0., 1.], grad_fn=<_ThroughBackward>)
     """
-    return hard.detach() + (soft - soft.detach())
+    return through(hard.detach().clone(), soft)
+
+
+def through(hard: Tensor, soft: Tensor) -> Tensor:
+    """:func:`straight_through` for a ``hard`` that nobody else holds: it may become the result itself."""
+    if is_traced() or in_forward_mode() or not _alike(hard, soft):
+        return hard.detach() + (soft - soft.detach())
+    return _apply_through(hard, soft) if is_grad_enabled() and soft.requires_grad else hard
+
+
+def _alike(hard: Tensor, soft: Tensor) -> bool:
+    return hard.shape == soft.shape and hard.dtype is soft.dtype and is_bare(hard) and is_bare(soft)
+
+
+class _Through(Function):
+    """No arithmetic on the way forward or back: the gradient is handed on as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, hard: Tensor, soft: Tensor) -> Tensor:
+        return hard
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        return None, grad
+
+
+# What Function.apply does about transforms is settled: there is none, as was looked at above.
+_apply_through = super(Function, _Through).apply  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class Gathered(NamedTuple):
@@ -99,24 +126,13 @@ def gather_topk(x: Tensor, mask: Tensor, k: int, *, dim: int = -2) -> Gathered:
     if mask.shape != x.shape[: items + 1]:
         raise ValueError(f"mask must have shape {tuple(x.shape[: items + 1])}, x's shape up to dim={dim}, got {tuple(mask.shape)}")
     check_k(k, mask, fractional=False)
-    indices = mask.detach().sort(dim=-1, descending=True, stable=True).indices[..., : int(k)]
+    indices = largest_indices(mask, int(k))
     trailing = x.ndim - items - 1
     values = x.gather(items, indices.reshape(*indices.shape, *[1] * trailing).expand(*indices.shape, *x.shape[items + 1 :]))
     if mask.requires_grad:
         kept = mask.gather(-1, indices)
-        values = values * straight_through(torch.ones_like(kept), kept).to(x.dtype).reshape(*kept.shape, *[1] * trailing)
+        values = values * through(torch.ones_like(kept), kept).to(x.dtype).reshape(*kept.shape, *[1] * trailing)
     return Gathered(values, indices)
-
-
-def _cut(x: Tensor, count: Tensor | int) -> Tensor:
-    """The ``count``-th largest of each row; above everything where ``count`` is 0."""
-    top = torch.full((*x.shape[:-1], 1), torch.nan, dtype=x.dtype, device=x.device)  # nothing is above or level with a nan
-    if isinstance(count, int):
-        return x.topk(count, sorted=True).values[..., -1:] if count > 0 else top
-    ordered = x.sort(dim=-1, descending=True).values
-    if ordered.shape[-1] == 0:
-        return top
-    return torch.where(count > 0, ordered.gather(-1, (count - 1).clamp(min=0).long()), top)
 
 
 def _check_whole_values(k: Number) -> None:

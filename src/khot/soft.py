@@ -9,7 +9,7 @@ from torch import Tensor
 
 from khot._tensors import Number
 from khot.checks import door, find
-from khot.hard import straight_through, topk_mask, topk_matrix
+from khot.hard import through, topk_mask, topk_matrix
 from khot.registry import RELAXATIONS, find_method
 
 
@@ -55,7 +55,7 @@ def soft_topk(
     if not hard:
         return soft
     whole = k.detach().round() if isinstance(k, Tensor) else round(k)
-    return straight_through(topk_mask(scores, whole, dim=dim), soft)
+    return through(topk_mask(scores, whole, dim=dim), soft)
 
 
 def soft_topk_matrix(
@@ -92,7 +92,7 @@ def soft_topk_matrix(
         scores = _negative(scores)
     row = find({name: row for name, row in RELAXATIONS.items() if row.matrix is not None}, method, "matrix method")
     soft = row.matrix(scores, k, tau, **options)
-    return straight_through(topk_matrix(scores, k), soft) if hard else soft
+    return through(topk_matrix(scores, k), soft) if hard else soft
 
 
 def _negative(scores: Tensor) -> Tensor:

@@ -19,6 +19,8 @@ from pathlib import Path
 SOURCE = Path(__file__).parent / "native"
 LIBRARY = "_native.so"
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
+PER_VARIANT = ("kernel.cpp", "select.cpp")  # compiled for each instruction set
+ONCE = ("entry.cpp", "select_entry.cpp", "tournament.cpp")
 VARIANTS = {
     "base": [],
     "avx2": ["-mavx2", "-mfma"],
@@ -54,20 +56,24 @@ def build(target: Path, extra: list[str] | None = None, machine: str | None = No
         # Where there are better copies, the baseline serves processors older than 2013: not worth much of the compiler's time.
         quick = {"base": ["-O2"]} if len(names) > 1 else {}
         jobs = {
-            name: _start(cxx, "kernel.cpp", [f"-DKHOT_ISA={name}", *VARIANTS[name], *quick.get(name, []), *extra], scratch)
+            name: [
+                _start(cxx, source, [f"-DKHOT_ISA={name}", *VARIANTS[name], *quick.get(name, []), *extra], scratch)
+                for source in PER_VARIANT
+            ]
             for name in names
         }
-        objects = {name: job for name, job in jobs.items() if _finish(job) or name == "base"}
-        has = [f"-DKHOT_HAVE_{name.upper()}" for name in objects if name != "base"]
-        objects["entry"] = _start(cxx, "entry.cpp", [*has, *extra], scratch)
-        objects["tournament"] = _start(cxx, "tournament.cpp", extra, scratch)
-        for name in ("base", "entry", "tournament"):
-            if not _finish(objects[name]):
-                raise BuildError(f"{' '.join(cxx)} could not compile the kernel:\n{objects[name].errors.read_text()}")
+        done = {name: [_finish(job) for job in jobs[name]] for name in names}
+        known = [name for name in names if all(done[name]) or name == "base"]  # all of a copy or nothing of it
+        has = [f"-DKHOT_HAVE_{name.upper()}" for name in known if name != "base"]
+        once = [_start(cxx, source, [*has, *extra], scratch) for source in ONCE]
+        objects = [job for name in known for job in jobs[name]] + once
+        for job in (*jobs["base"], *once):
+            if not _finish(job):
+                raise BuildError(f"{' '.join(cxx)} could not compile the kernel:\n{job.errors.read_text()}")
         target.parent.mkdir(parents=True, exist_ok=True)
         unfinished = target.with_suffix(f".{os.getpid()}.tmp")  # a library in use must not change under its users
         done = subprocess.run(
-            [*cxx, "-shared", *extra, "-o", str(unfinished), *(str(job.output) for job in objects.values()), "-lpthread", *_dl()],
+            [*cxx, "-shared", *extra, "-o", str(unfinished), *(str(job.output) for job in objects), "-lpthread", *_dl()],
             capture_output=True,
             text=True,
         )

@@ -35,4 +35,31 @@ template <class R, class Fn> R reduce_blocks(int threads, int64_t n, const Fn& f
   return sum;
 }
 
+constexpr int64_t kGrain = 8192;  // scores that are worth a thread
+
+inline int team_for(int threads, int64_t rows, int64_t n) {
+  int64_t worth = rows * n / kGrain;
+  return int(least<int64_t>(most(threads, 1), most<int64_t>(worth, 1)));
+}
+
+// Calls fn(from, to, threads) for all rows, `lanes` of them or a multiple at a time: a few long rows in one call, with
+// threads to share each of them; else several parts side by side.
+template <class Fn> int over_rows(int64_t rows, int64_t n, int wanted, int64_t lanes, const Fn& fn) {
+  struct Context { const Fn* fn; int64_t rows, lanes, groups, chunks; };
+  const int threads = team_for(wanted, rows, n);
+  const int64_t groups = (rows + lanes - 1) / lanes;
+  if (lanes == 1 && groups < threads) {
+    fn(int64_t(0), rows, threads);
+    return 0;
+  }
+  Context context{&fn, rows, lanes, groups, threads > 1 ? least<int64_t>(groups, 4 * threads) : 1};
+  auto body = [](void* p, int64_t i) {
+    const Context& c = *static_cast<const Context*>(p);
+    (*c.fn)(c.groups * i / c.chunks * c.lanes, least(c.rows, c.groups * (i + 1) / c.chunks * c.lanes), 1);
+  };
+  if (threads > 1) khot_parallel(threads, context.chunks, body, &context);
+  else body(&context, 0);
+  return 0;
+}
+
 }  // namespace

@@ -1,0 +1,42 @@
+// The entry point of the selection. Compiled once, for the baseline machine.
+#include <cstring>
+
+#include "selection.h"
+
+#define KHOT_API extern "C" __attribute__((visibility("default")))
+
+extern "C" const char* khot_isa();
+extern "C" const KhotSelect khot_select_base;
+#ifdef KHOT_HAVE_AVX2
+extern "C" const KhotSelect khot_select_avx2;
+#endif
+#ifdef KHOT_HAVE_AVX512
+extern "C" const KhotSelect khot_select_avx512;
+#endif
+
+namespace {
+
+// The copy for the instruction set that khot_isa names.
+const KhotSelect& chosen() {
+#ifdef KHOT_HAVE_AVX512
+  if (!std::strcmp(khot_isa(), "avx512")) return khot_select_avx512;
+#endif
+#ifdef KHOT_HAVE_AVX2
+  if (!std::strcmp(khot_isa(), "avx2")) return khot_select_avx2;
+#endif
+  return khot_select_base;
+}
+
+constexpr int64_t kMostItems = (int64_t(1) << 31) - 1;  // in a row: indices and counts have 32 bits
+
+}  // namespace
+
+// Types: 0 float32, 1 float64, 2 bfloat16, 3 float16. A null pointer for k means the value beside it, for all rows; mask,
+// kth and index may be null, and the index needs one k for all rows. Returns 0, 1 for a bad shape, 2 for an unknown type,
+// 3 for want of memory.
+KHOT_API int khot_select(int dtype, const void* x, const int64_t* k, int64_t k_value, void* mask, void* kth, int64_t* index, int64_t rows,
+                         int64_t n, int threads) {
+  if (rows < 0 || n < 0 || n > kMostItems || (index && k)) return 1;
+  if (rows == 0 || n == 0) return 0;
+  return chosen().select(dtype, KhotSelection{x, k ? k : &k_value, k ? 1 : 0, mask, kth, index, rows, n, threads});
+}
