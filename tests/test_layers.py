@@ -28,6 +28,23 @@ LAYERS = {
     "FeatureSelector hard": Row(lambda: khot.nn.FeatureSelector(12, k=3, hard=True, method="gaussian"), 12, "scores"),
     "FeatureSelector sampled": Row(lambda: khot.nn.FeatureSelector(12, k=3, design="systematic", always=[5]), 12, "scores"),
     "LearnedK": Row(lambda: khot.nn.LearnedK(12, mean=3), 12, "weight"),
+    "TopKRouter": Row(lambda: khot.nn.TopKRouter(12, 6, k=2), 12, "weight", lambda gate: gate.weights),
+    "TopKRouter soft": Row(lambda: khot.nn.TopKRouter(12, 6, k=2, hard=False, bias=True), 12, "weight", lambda gate: gate.weights),
+    "MoE stacked": Row(
+        lambda: khot.nn.MoE(khot.nn.TopKRouter(12, 6, k=2), khot.nn.StackedFeedForward(6, 12, 16)),
+        12,
+        "router.weight",
+        lambda out: out.values,
+    ),
+    "MoE listed": Row(
+        lambda: khot.nn.MoE(khot.nn.TopKRouter(12, 6, k=2), [nn.Linear(12, 4) for _ in range(6)]),
+        12,
+        "router.weight",
+        lambda out: out.values,
+        fullgraph=False,
+    ),
+    "SparseLinear": Row(lambda: khot.nn.SparseLinear(12, 5, density=0.3), 12, "weight"),
+    "SparseLinear hard": Row(lambda: khot.nn.SparseLinear(12, 5, density=0.3, hard=True, bias=False, method="euclidean"), 12, "weight"),
 }
 EVERY = pytest.mark.parametrize("row", LAYERS.values(), ids=LAYERS.keys())
 
@@ -123,7 +140,8 @@ def test_empty_and_leading_dimensions(row: Row) -> None:
     layer, _ = build(row)
     assert row.out(layer.eval()(torch.zeros(0, row.features))).shape[0] == 0
     x = torch.randn(2, 5, row.features)
-    torch.testing.assert_close(row.out(layer(x)).flatten(0, 1), row.out(layer(x.flatten(0, 1))))
+    flat = row.out(layer(x.flatten(0, 1)))
+    torch.testing.assert_close(row.out(layer(x)).reshape(flat.shape), flat)
 
 
 @EVERY

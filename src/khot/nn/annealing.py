@@ -88,6 +88,11 @@ def check_share(value: float, name: str) -> float:
     return float(value)
 
 
+def share_of(total: int, share: float) -> int:
+    """A share of ``total`` things as a whole number, at least 1."""
+    return max(1, round(share * total))
+
+
 def geometric(ends: tuple[float, float], part: float) -> float:
     """From the first to the second, the same factor in every step; ``part`` beyond 1 stays at the second."""
     return ends[0] * (ends[1] / ends[0]) ** min(part, 1.0)
