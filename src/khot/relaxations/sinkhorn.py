@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from khot._settle import Among
 from khot._tensors import Number
 from khot.primitives.limits import check_size
 from khot.primitives.threshold.autograd import solve_mask
@@ -12,26 +13,44 @@ from khot.primitives.transport import ordered_transport
 from khot.registry import relaxation
 from khot.relaxations.sigmoid import SIGMOID
 
-_NUM_ARRAYS = 16  # eight plans at a time, each of twice the width of float32
+_NUM_ARRAYS = 4  # of the size of the plan, two of them of twice its width
 
 
-def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, ordered: bool = True) -> Tensor:
+def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, ordered: bool = True, among: Among | None = None) -> Tensor:
     """The sum of the matrix over its rows; where no more than ``k`` items are left, all of them."""
-    if not ordered:
-        return solve_mask(scores, k, tau, SIGMOID)
-    lost, allowed = scores.isnan().any(-1, keepdim=True), scores > -torch.inf
+    if not ordered or k == 1:  # one anchor for all places
+        return _together(scores, k, tau, among)
+    if k in (0, scores.shape[-1]):
+        return torch.full_like(scores, float(k > 0))
+    mask = _plan(scores, k, tau, among).sum(-2)
+    if among is None:
+        return mask
+    return torch.where(among.k >= among.items.sum(-1, keepdim=True), 1.0, mask)
+
+
+def _matrix(scores: Tensor, k: int, tau: Number = 1.0, *, ordered: bool = True, among: Among | None = None) -> Tensor:
     if k == 0:
-        return torch.where(lost, torch.nan, torch.zeros_like(scores))
-    everything = (allowed.sum(-1, keepdim=True) <= k) & ~lost
-    return torch.where(everything, allowed.to(scores.dtype), _plan(scores, k, tau).sum(-2).to(scores.dtype))
+        return scores.unsqueeze(-2)[..., :0, :]
+    if ordered and k > 1:
+        return _plan(scores, k, tau, among)
+    share = _together(scores, k, tau, among).unsqueeze(-2)
+    share = share / (k if among is None else among.k.clamp(min=1).unsqueeze(-1))
+    return share.expand(*scores.shape[:-1], k, scores.shape[-1])
 
 
-def _plan(scores: Tensor, k: int, tau: Number) -> Tensor:
+def _together(scores: Tensor, k: int, tau: Number, among: Among | None) -> Tensor:
+    """Two anchors only: sigmoid top-k."""
+    if among is None:
+        return solve_mask(scores, k, tau, SIGMOID)
+    return solve_mask(torch.where(among.items, scores, -torch.inf), among.k.squeeze(-1), tau, SIGMOID)
+
+
+def _plan(scores: Tensor, k: int, tau: Number, among: Among | None) -> Tensor:
     check_size("sinkhorn", _NUM_ARRAYS, *scores.shape, k + 1, what="set of plans", fix="use ordered=False, or split the batch")
-    return ordered_transport(scores, k, tau)
+    return ordered_transport(scores, k, tau, among)
 
 
-@relaxation("sinkhorn", kind="matrix", cost="O(nk^2)", paper="Xie et al. 2020 (SOFT); Cuturi et al. 2019", mask=_mask)
+@relaxation("sinkhorn", kind="matrix", cost="O(nk^2)", paper="Xie et al. 2020 (SOFT); Cuturi et al. 2019", mask=_mask, special=_matrix)
 def sinkhorn_matrix(scores: Tensor, k: int, tau: Number = 1.0, *, ordered: bool = True) -> Tensor:
     r"""Items sent to the ``k`` first places and the rest by entropic optimal transport, solved to convergence.
 
@@ -57,8 +76,4 @@ def sinkhorn_matrix(scores: Tensor, k: int, tau: Number = 1.0, *, ordered: bool 
         tensor([[0.7530, 0.0138, 0.2332],
                 [0.2332, 0.2332, 0.5336]])
     """
-    if k == 0:
-        return scores.unsqueeze(-2)[..., :0, :]
-    if not ordered:
-        return (solve_mask(scores, k, tau, SIGMOID) / k).unsqueeze(-2).expand(*scores.shape[:-1], k, scores.shape[-1])
-    return _plan(scores, k, tau).to(scores.dtype)
+    return _matrix(scores, k, tau, ordered=ordered)
