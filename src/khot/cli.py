@@ -17,7 +17,10 @@ from khot import kernels, tables
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, run the subcommand, return the exit code."""
-    options = _parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["train"]:  # its flags are those of the configuration, read by jsonargparse
+        return _train(given[1:])
+    options = _parser().parse_args(given)
     return options.run(options)
 
 
@@ -26,6 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"khot {khot.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_demo(commands)
+    _add_training(commands)
     methods = commands.add_parser("methods", help="the table of relaxations", description="One line per relaxation in khot.RELAXATIONS.")
     methods.set_defaults(run=lambda options: _show(tables.methods()))
     designs = commands.add_parser("designs", help="the table of sampling designs", description="One line per design in khot.DESIGNS.")
@@ -54,13 +58,67 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def _demo(options: argparse.Namespace) -> int:
-    missing = [name for name in ("sklearn", "matplotlib", "rich") if importlib.util.find_spec(name) is None]
-    if missing:
-        sys.stderr.write(f"khot demo needs {', '.join(missing)}; install with: pip install 'khot[demo]'\n")
+    if not _has(("sklearn", "matplotlib", "rich"), "khot demo", "demo"):
         return 2
     from khot.demo import run
 
     return run(ks=options.k, seeds=options.seeds, steps=options.steps, method=options.method, out=options.out)
+
+
+def _add_training(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    commands.add_parser("train", help="train an image model, or resume it; khot train --help shows every setting")
+    test = commands.add_parser("eval", help="test trained weights", description="Top-1 and top-5 of a model on its test images.")
+    test.add_argument("weights", type=Path, help="model.safetensors of a run")
+    test.add_argument("--data_dir", type=Path, help="where the data are, if not where they were in training")
+    test.set_defaults(run=_eval)
+    results = commands.add_parser("results", help="the table of results", description="One row per model and data set, from run records.")
+    results.add_argument("records", type=Path, nargs="*", default=[Path("bench/results/vision.jsonl")], help="files or folders of records")
+    results.set_defaults(run=_results)
+
+
+def _train(arguments: list[str]) -> int:
+    if not _has(("ignite", "jsonargparse", "safetensors", "rich"), "khot train", "train"):
+        return 2
+    from khot.train.config import parse
+    from khot.train.engine import train
+
+    try:
+        record = train(parse(arguments))
+    except (ValueError, OSError, FloatingPointError) as error:
+        sys.stderr.write(f"khot train: {error}\n")
+        return 1
+    names = ("model", "data", "seed", "top1", "top5", "validation", "cpu_minutes")
+    return _show([[name, f"{record[name]:.2f}" if isinstance(record[name], float) else str(record[name])] for name in names])
+
+
+def _eval(options: argparse.Namespace) -> int:
+    if not _has(("ignite", "safetensors"), "khot eval", "train"):
+        return 2
+    from khot.train.evaluate import score_lines
+
+    try:
+        return _show([list(line) for line in score_lines(options.weights, options.data_dir)])
+    except (ValueError, OSError) as error:
+        sys.stderr.write(f"khot eval: {error}\n")
+        return 1
+
+
+def _results(options: argparse.Namespace) -> int:
+    from khot.train import records, results
+
+    missing = [str(path) for path in options.records if not path.exists()]
+    if missing:
+        sys.stderr.write(f"khot results: no such file: {', '.join(missing)}; a run writes its record to records.jsonl in its --out\n")
+        return 1
+    sys.stdout.write(tables.markdown(results.table(records.read(options.records))))
+    return 0
+
+
+def _has(modules: Sequence[str], command: str, extra: str) -> bool:
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        sys.stderr.write(f"{command} needs {', '.join(missing)}; install with: pip install 'khot[{extra}]'\n")
+    return not missing
 
 
 def _info(options: argparse.Namespace) -> int:

@@ -1,0 +1,85 @@
+"""Top-1 and top-5 of a model on a data set."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from khot.checks import find
+from khot.train.batches import Batches
+from khot.train.checkpoint import load_weights
+from khot.train.config import TrainConfig, from_json
+from khot.train.sources import Source, load
+
+
+class Score(NamedTuple):
+    top1: float  # percent
+    top5: float
+    correct: Tensor  # (n,) bool: whether the first guess was right
+    images_per_second: float  # of CPU time, data included
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, source: Source, subset: Tensor, *, batch_size: int = 250, device: str = "cpu") -> Score:
+    """Score ``model`` on ``subset`` of ``source``; with several processes every one scores its share and gets the whole."""
+    import ignite.distributed as idist
+
+    model.eval()
+    hits = torch.zeros(len(subset), 2, device=device)
+    start = time.process_time()
+    own = torch.arange(len(subset))[idist.get_rank() :: idist.get_world_size()]
+    for places in own.split(batch_size):
+        batch = Batches(source, seed=0, augment=False)[0, subset[places]]
+        ranked = model(batch.images.to(device)).topk(min(5, source.num_classes)).indices
+        found = ranked == batch.labels.to(device)[:, None]
+        hits[places.to(device)] = torch.stack([found[:, 0], found.any(1)], 1).float()
+    seconds = time.process_time() - start
+    hits = torch.as_tensor(idist.all_reduce(hits))
+    top1, top5 = (100 * hits.mean(0)).tolist()
+    return Score(top1, top5, hits[:, 0].bool().cpu(), len(own) / max(seconds, 1e-9))
+
+
+def build(config: TrainConfig, num_classes: int) -> nn.Module:
+    """The model of a configuration, with its weights and its token reduction, before training."""
+    from khot.models import create_model
+
+    options = {"num_classes": num_classes} | config.model_options
+    model = create_model(config.model, preset=config.preset, **options)
+    if config.weights is not None:
+        model.load_state_dict(load_weights(config.weights)[0])
+    return model
+
+
+def open_model(path: Path) -> tuple[nn.Module, TrainConfig]:
+    """The trained model in a safetensors file of ``khot train``, and how it was trained."""
+    tensors, metadata = load_weights(path)
+    if "config" not in metadata:
+        raise ValueError(f"{path} was not written by `khot train`: its header has no configuration")
+    config = from_json(metadata["config"])
+    config.weights = None
+    model = build(config, int(metadata["num_classes"]))
+    model.load_state_dict(tensors)
+    return model.eval(), config
+
+
+def score_lines(path: Path, data_dir: Path | None = None) -> Iterator[tuple[str, str]]:
+    """What ``khot eval`` prints, line by line."""
+    model, config = open_model(path)
+    _, test = load(config.data, data_dir or config.data_dir, size=image_size(config))
+    score = evaluate(model, test, torch.arange(len(test.labels)))
+    yield "model", f"{config.model} ({config.preset})"
+    yield "data", f"{config.data}, {len(test.labels)} test images"
+    yield "top-1", f"{score.top1:.2f}"
+    yield "top-5", f"{score.top5:.2f}"
+
+
+def image_size(config: TrainConfig) -> int:
+    """Side of the images that the model of ``config`` takes."""
+    from khot.models import PRESETS
+
+    return (find(find(PRESETS, config.preset, "preset"), config.model, "model") | config.model_options)["image_size"]
