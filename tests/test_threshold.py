@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+
 import cvxpy
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 
 import khot
-from khot.primitives.threshold import solve
+from khot.primitives.threshold import bracket, rows, solve
 from khot.relaxations.euclidean import EUCLIDEAN
 from khot.relaxations.sigmoid import SIGMOID
 from tests import oracles
@@ -119,31 +122,17 @@ def test_solver_never_looks_at_values(shape: tuple[int, ...]) -> None:
     """A fake tensor has no values: a solver that asks for one raises."""
     with FakeTensorMode():
         x, k = torch.empty(shape), torch.empty(*shape[:-1], 1, dtype=torch.float64)
-        t, s = solve.solve_shift(x, k, 1.0, SIGMOID)
-    assert t.shape == s.shape == (*shape[:-1], 1)
-
-
-@pytest.mark.parametrize("family", [SIGMOID, EUCLIDEAN], ids=lambda f: f.name)
-def test_solver_without_looking_finds_the_same(family, monkeypatch: pytest.MonkeyPatch) -> None:
-    scores = torch.cat([randn(3, 50), randn(3, 50) * 1e3, randn(3, 50).round()])
-    k = torch.linspace(0.5, 49.5, 9, dtype=torch.float64).unsqueeze(-1)
-    looked = solve.solve_shift(scores, k, 1.0, family)
-    monkeypatch.setattr(solve, "readable", lambda tensor: False)
-    blind = solve.solve_shift(scores, k, 1.0, family)
-
-    def total(shift: solve.Threshold) -> torch.Tensor:
-        return family.f((scores - shift.t) + shift.s).sum(-1, keepdim=True)
-
-    assert_close(total(looked), k, rtol=1e-9, atol=1e-9)
-    assert_close(total(blind), k, rtol=1e-9, atol=1e-9)
+        mask, shift = solve.solve_rows(x, k, 1.0, SIGMOID)
+    assert mask.shape == shape and shift.shape == (*shape[:-1], 1)
 
 
 def test_solver_is_one_graph() -> None:
     torch._dynamo.reset()
     scores, k = randn(2, 8).float(), torch.tensor([[2.0], [3.5]], dtype=torch.float64)
-    compiled = torch.compile(lambda x, k: solve.solve_shift(x, k, 1.0, SIGMOID), fullgraph=True, backend="eager")
-    t, s = compiled(scores, k)
-    assert_close(torch.sigmoid(scores - t + s).sum(-1, keepdim=True).double(), k, rtol=0, atol=1e-5)
+    compiled = torch.compile(lambda x, k: solve.solve_rows(x, k, 1.0, SIGMOID), fullgraph=True, backend="eager")
+    mask, shift = compiled(scores, k)
+    assert_close(mask.sum(-1, keepdim=True).double(), k, rtol=0, atol=1e-6)
+    assert_close(torch.sigmoid(scores - shift), mask)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -176,3 +165,109 @@ def test_rows_of_length_zero_on_the_reference() -> None:
         y = khot.soft_topk(x, 0)
         y.sum().backward()
     assert y.shape == (3, 0) and x.grad is not None and x.grad.shape == (3, 0)
+
+
+THRESHOLDS = [*((name, {}) for name in METHODS), ("permutahedron", {}), ("permutahedron", {"p": 1.1}), ("entmax", {"alpha": 1.9})]
+
+
+def cruel(n: int, dtype: torch.dtype) -> torch.Tensor:
+    """Rows that have misled solvers: every scale, ties, plateaus, heavy tails."""
+    normal, uniform = randn(n), torch.rand(n, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    rows = [
+        normal,
+        normal * 1e30,
+        normal * 1e-30,
+        100 * normal,
+        1e6 + normal,
+        torch.exp(6 * normal),
+        torch.tan(torch.pi * (uniform - 0.5)),
+        (2 * normal).round(),
+        7.3 * (3 * normal).round(),
+        normal.sign() * 2.0 ** -(40 * uniform).round(),
+        torch.where(uniform > 0.5, -1000.0, 1000.0) + normal,
+        torch.full_like(normal, 1e17),
+        torch.cat([torch.full_like(normal[1:], 1e17), torch.zeros(1, dtype=torch.float64)]),
+        torch.cat([normal[1:], torch.tensor([1e8], dtype=torch.float64)]),
+    ]
+    return torch.stack(rows).to(dtype)
+
+
+@pytest.mark.parametrize("native", [False], ids=["reference"])
+@pytest.mark.parametrize(("method", "options"), THRESHOLDS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_no_row_misses_k(native: bool, method: str, options: dict, dtype: torch.dtype) -> None:
+    for n in (130,) if options else (3, 130):
+        scores = cruel(n, dtype).requires_grad_()
+        for tau in (1.0, 1e-3):
+            for k in (1e-9, 0.3, 1, n // 2, n - 1, n - 0.25):
+                with contextlib.nullcontext() if native else khot.kernels.disabled():
+                    y = khot.soft_topk(scores, k, tau, method=method, **options)
+                    (grad,) = torch.autograd.grad((y * torch.linspace(-1, 1, n)).sum(), scores)
+                # A half-precision mask is rounded entry by entry after it was made.
+                allowed = 4 * torch.finfo(dtype).eps * k
+                error = (y.double().sum(-1) - k).abs().max()
+                assert error <= allowed, f"n = {n}, k = {k}, tau = {tau}: off by {error}"
+                assert bool(grad.isfinite().all())
+
+
+def test_reported_misses() -> None:
+    """Plateaus, on which a Newton step says nothing about the distance to the root."""
+    y = khot.soft_topk(torch.tensor([2000.0, 900.0, 0.5]), 1.5, method="permutahedron")
+    assert_close(y, torch.tensor([1.0, 0.5, 0.0]))
+    y = khot.soft_topk(torch.tensor([1.0, 7, 6, 7, 8, 5, 8, 0, 9, 9]), 5, 1e-3, method="permutahedron")
+    assert_close(y, torch.tensor([0, 0.5, 0, 0.5, 1, 0, 1, 0, 1, 1]))
+    steps = torch.randn(6, 40000, generator=torch.Generator().manual_seed(40000)).round()
+    assert_close(khot.soft_topk(steps, 1, 1e-3, method="entmax").sum(-1), torch.ones(6))
+    with khot.kernels.disabled():
+        y = khot.soft_topk(torch.exp(6 * randn(400, 256).float()), 16, method="euclidean")
+        assert_close(y.sum(-1), torch.full((400,), 16.0))
+        y = khot.soft_topk(torch.cat([torch.full((599,), 1e17), torch.zeros(1)]), 598, method="laplace")
+        assert_close(y.sum(), torch.tensor(598.0))
+        y = khot.euclidean_topk(torch.tensor([0.9999, 0.0, -3.0]), 1)
+        assert_close(y, torch.tensor([0.99995, 0.00005, 0.0]), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("family", [SIGMOID, EUCLIDEAN], ids=lambda f: f.name)
+def test_blind_search_is_exact_within_sixteen_passes(family, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = torch.stack([cruel(130, torch.float32)] * 6)
+    k = torch.tensor([1e-9, 0.3, 1, 65, 129, 129.75], dtype=torch.float64).view(6, 1, 1).expand(6, 14, 1)
+    seen, _ = solve.solve_rows(scores, k, 1.0, family)
+    passes = 0
+
+    def counted(u: torch.Tensor) -> torch.Tensor:
+        nonlocal passes
+        passes += 1
+        return family.f(u)
+
+    for room in (solve, bracket):
+        monkeypatch.setattr(room, "readable", lambda tensor: False)
+    mask, _ = solve.solve_rows(scores, k, 1.0, dataclasses.replace(family, f=counted))
+    assert passes <= 16
+    assert bool(((mask.double().sum(-1, keepdim=True) - k).abs() <= torch.finfo(torch.float32).eps * k).all())
+    assert_close(mask, seen, rtol=0, atol=2e-5)
+
+
+def test_rows_by_sums_alone_find_the_same() -> None:
+    """A row spread over processes has sums and nothing else; here two halves stand for two processes."""
+    calls = 0
+
+    def sums(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        nonlocal calls
+        calls += 1
+        return tuple(value[..., :65].double().sum(-1, keepdim=True) + value[..., 65:].double().sum(-1, keepdim=True) for value in values)
+
+    scores, k = cruel(130, torch.float32), torch.full((14, 1), 7.5, dtype=torch.float64)
+    for family in (SIGMOID, EUCLIDEAN):
+        mask, _ = solve.solve_rows(scores, k, 1.0, family, rows.Rows(sums))
+        assert_close(mask, solve.solve_rows(scores, k, 1.0, family).mask, rtol=0, atol=1e-6)
+    calls = 0
+    solve.solve_rows(scores[:1], k[:1], 1.0, SIGMOID, rows.Rows(sums))
+    assert calls <= 8, "an ordinary row: size, mean, variance, a few rounds, the mask, its test"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_counting_finds_the_kth_largest(dtype: torch.dtype) -> None:
+    scores = torch.cat([cruel(130, dtype), torch.full((1, 130), -torch.inf, dtype=dtype)])
+    for rank in (1, 65, 130):
+        ranks = torch.full((15, 1), float(rank), dtype=torch.float64)
+        assert torch.equal(rows.count_kth(scores, ranks, rows.LOCAL.sums), scores.sort(-1, descending=True).values[:, rank - 1 : rank])

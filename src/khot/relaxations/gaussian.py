@@ -17,14 +17,18 @@ def _density(y: Tensor) -> Tensor:
     """The normal density at the normal quantile ``y``: both the slope of the family and its entropy."""
     inside = (y > 0) & (y < 1)
     u = torch.special.ndtri(torch.where(inside, y, 0.5))
-    return torch.where(inside, torch.exp(-0.5 * u * u) / math.sqrt(2 * math.pi), 0.0)
+    return torch.where(inside, _bell(u), 0.0)
+
+
+def _bell(u: Tensor) -> Tensor:
+    return torch.exp(-0.5 * u * u) / math.sqrt(2 * math.pi)
 
 
 def _cdf(u: Tensor) -> Tensor:
     return 0.5 * torch.erfc(u * -math.sqrt(0.5))  # torch.special.ndtr loses the lower tail
 
 
-GAUSSIAN = known(Family("gaussian", f=_cdf, inverse=torch.special.ndtri, slope=_density, entropy=_density))
+GAUSSIAN = known(Family("gaussian", f=_cdf, inverse=torch.special.ndtri, slope=_density, entropy=_density, density=_bell))
 
 
 @relaxation("gaussian", kind="mask", cost="O(n)", paper="the threshold scheme with the normal law", grad_k=True, native_half=True)

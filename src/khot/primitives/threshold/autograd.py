@@ -18,9 +18,10 @@ from torch import Tensor, is_grad_enabled
 from torch.autograd.function import Function
 
 from khot import kernels
-from khot._tensors import Number, column, in_forward_mode, is_recorded, readable, wide_dtype
+from khot._tensors import Number, column, in_forward_mode, is_recorded, work_dtype
 from khot.primitives.threshold.family import Family
-from khot.primitives.threshold.solve import LOCAL, Rows, argument, pieces, solve_shift
+from khot.primitives.threshold.rows import LOCAL, Rows
+from khot.primitives.threshold.solve import solve_rows
 
 
 def solve_mask(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor:
@@ -61,45 +62,11 @@ def mask_and_shift(x: Tensor, k: Number, tau: Number, family: Family, rows: Rows
     if native is not None:
         y, t = native.forward(x, k, tau, family.name)
         return y, t.to(torch.promote_types(x.dtype, torch.float32))
-    work = x.to(torch.promote_types(x.dtype, torch.float32))
+    work = x.to(work_dtype(x))
     if rows.local and not x.shape[-1]:
         return torch.empty_like(x), work.new_zeros((*x.shape[:-1], 1))
-    k = torch.as_tensor(k, dtype=wide_dtype(x), device=x.device).expand(*x.shape[:-1], 1)
-    tau = tau.to(work.dtype) if isinstance(tau, Tensor) else tau
-    top = rows.amax(work)
-    if readable(top) and not bool((top == torch.inf).any()):
-        t, s = solve_shift(work, k, tau, family, rows=rows, high=top)
-        y, step = _mask(work, k, t, s, tau, family, rows)
-        return y.to(x.dtype), t - (s + step) * tau
-    certain = work == torch.inf
-    num_certain = rows.sum(certain)
-    others, rest = torch.where(certain, -torch.inf, work), (k - num_certain).clamp(min=0)
-    t, s = solve_shift(others, rest, tau, family, rows=rows)
-    share = (k / num_certain.clamp(min=1)).clamp(max=1).to(work.dtype)
-    y, step = _mask(others, rest, t, s, tau, family, rows)
-    y = torch.where(certain, torch.where(torch.isnan(t), torch.nan, share), y)
-    return y.to(x.dtype), t - (s + step) * tau
-
-
-def _mask(x: Tensor, k: Tensor, t: Tensor, s: Tensor, tau: Number, family: Family, rows: Rows) -> tuple[Tensor, Tensor]:
-    """The squashed row, with what is left of the sum spread by one Newton step in the values themselves, and that step."""
-    parts = [_squash(part, t, s, tau, family) for part in pieces(x, rows)]
-    missing, slope = k, torch.zeros_like(k)
-    for y in parts:
-        missing, slope = missing - rows.sum(y), slope + rows.sum(family.slope(y))
-    step = _divide(missing, slope).to(x.dtype)
-    parts = [torch.addcmul(y, family.slope(y), step).clamp_(0, 1) for y in parts]
-    # A step that is not small has nothing to do with the threshold: a saturated row spreads its rounding.
-    return parts[0] if len(parts) == 1 else torch.cat(parts, -1), torch.where(step.abs() < 0.1, step, 0.0)
-
-
-def _squash(x: Tensor, t: Tensor, s: Tensor, tau: Number, family: Family) -> Tensor:
-    u = argument(x, t, s, tau)
-    if readable(t) and bool(t.isfinite().all()):
-        return family.f(u)
-    # A threshold at infinity keeps nothing, or everything but the excluded.
-    u = torch.where(x == -torch.inf, -torch.inf, torch.where(t.isinf(), -t, u))
-    return torch.where(torch.isnan(t), torch.nan, family.f(u))
+    y, t = solve_rows(work, k, tau, family, rows)
+    return y.to(x.dtype), t
 
 
 class _Fused(Function):

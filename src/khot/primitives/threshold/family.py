@@ -19,8 +19,13 @@ class Family:
     inverse: Callable[[Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]  # F' as a function of y = F(u)
     entropy: Callable[[Tensor], Tensor]  # minus the integral of the inverse from 0 to y
-    smooth: bool = True  # F' is Lipschitz, so that Newton's error is the square of its step
+    smooth: bool = True  # F' is Lipschitz and F(-u) = 1 - F(u) with tails like exponentials
     alpha: float = 0.0  # the family's parameter, where it has one
+    density: Callable[[Tensor], Tensor] | None = None  # F' as a function of u, where that is cheaper
+
+    def slope_at(self, u: Tensor, y: Tensor) -> Tensor:
+        """``F'`` at ``u``, where ``y = F(u)`` is known."""
+        return self.slope(y) if self.density is None else self.density(u)
 
 
 def known(family: Family) -> Family:

@@ -1,0 +1,103 @@
+"""The reductions over a row, which the search takes as an argument: a row may be spread over processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from khot._tensors import readable, wide_dtype
+
+_RUN = 32  # float32 numbers added before going on in float64
+CACHE = 1 << 16  # numbers in a piece whose temporaries stay in the cache and cost no new pages: those cost more than the arithmetic
+_DIGIT = 4  # bits of the k-th largest that are decided by one reduction
+_INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The reductions over a row.
+
+    Attributes:
+        sums: several ``(..., n)`` at once, each to a ``(..., 1)`` column in float64 (where the device has it). The search calls it
+            once per round, so that a row spread over processes costs one all-reduce per round.
+        kth: the ``rank``-th largest of every row, ``rank`` a ``(..., 1)`` column of whole numbers; without it, it is counted for with
+            ``sums`` alone.
+        local: the row is all here: a part of it may stand for it, and it may be taken piece by piece.
+    """
+
+    sums: Callable[..., tuple[Tensor, ...]]
+    kth: Callable[[Tensor, Tensor], Tensor] | None = None
+    local: bool = False
+
+    def rough(self, *values: Tensor) -> tuple[Tensor, ...]:
+        """:attr:`sums`, where a sum in the values' own dtype will do."""
+        if self.local:
+            return tuple(value.sum(-1, keepdim=True) for value in values)
+        return tuple(total.to(value.dtype) for total, value in zip(self.sums(*values), values, strict=True))
+
+    def size(self, x: Tensor) -> Tensor:
+        """How many items a row has, as a ``(..., 1)`` column."""
+        if self.local:
+            return torch.full((*x.shape[:-1], 1), float(x.shape[-1]), dtype=wide_dtype(x), device=x.device)
+        return self.sums(torch.ones_like(x))[0]
+
+    def largest(self, x: Tensor, rank: Tensor) -> Tensor:
+        """The ``rank``-th largest of every row."""
+        return count_kth(x, rank, self.sums) if self.kth is None else self.kth(x, rank)
+
+
+def wide_sum(values: Tensor) -> Tensor:
+    """Sum in float64, where the device has it: n terms of rounding error would show in the sum otherwise.
+
+    A long float32 row is first added up in runs of ``_RUN``, as a sum with another dtype copies its input on the CPU.
+    """
+    n = values.shape[-1]
+    if values.dtype != torch.float32 or n < _RUN * _RUN:
+        return values.sum(-1, keepdim=True, dtype=wide_dtype(values))
+    even = n - n % _RUN
+    runs = values[..., :even].unflatten(-1, (_RUN, -1)).sum(-2)
+    rest = values[..., even:].sum(-1, keepdim=True, dtype=wide_dtype(values))
+    return runs.sum(-1, keepdim=True, dtype=wide_dtype(values)) + rest
+
+
+def sort_kth(x: Tensor, rank: Tensor) -> Tensor:
+    """The ``rank``-th largest of every row by a selection where all rows ask for the same rank, else by a sort."""
+    if readable(rank) and rank.numel() and bool((rank == rank.flatten()[0]).all()):
+        return x.kthvalue(x.shape[-1] + 1 - int(rank.flatten()[0]), -1, keepdim=True).values
+    return x.sort(-1, descending=True).values.gather(-1, rank.long() - 1)
+
+
+def count_kth(x: Tensor, rank: Tensor, sums: Callable[..., tuple[Tensor, ...]]) -> Tensor:
+    """The ``rank``-th largest of every row, found from the top by ``_DIGIT`` bits at a time, with one reduction each."""
+    keys = order(x)
+    bits = 8 * x.element_size()
+    found = torch.full_like(rank, torch.iinfo(keys.dtype).min, dtype=keys.dtype)
+    for shift in range(bits - _DIGIT, -1, -_DIGIT):
+        counts = sums(*(keys >= found + (digit << shift) for digit in range(1, 1 << _DIGIT)))
+        reached = sum((count >= rank).to(keys.dtype) for count in counts)
+        found = found + (reached << shift)
+    return unorder(found, x.dtype)
+
+
+LOCAL = Rows(sums=lambda *values: tuple(wide_sum(value) for value in values), kth=sort_kth, local=True)
+
+
+def pieces(x: Tensor, rows: Rows = LOCAL) -> tuple[Tensor, ...]:
+    """A long row in parts that fit the cache, where Python's loop over them costs less than the memory traffic."""
+    if not rows.local or not readable(x) or x.numel() <= 2 * CACHE:
+        return (x,)
+    return x.split(max(CACHE * x.shape[-1] // x.numel(), 512), dim=-1)
+
+
+def order(value: Tensor) -> Tensor:
+    """The place of a number among all numbers of its dtype, as an integer."""
+    bits = value.contiguous().view(_INTEGER[value.dtype])
+    return torch.where(bits < 0, torch.iinfo(bits.dtype).min - bits, bits)
+
+
+def unorder(place: Tensor, dtype: torch.dtype) -> Tensor:
+    """The number at a place; the inverse of :func:`order`."""
+    return torch.where(place < 0, torch.iinfo(place.dtype).min - place, place).view(dtype)
