@@ -7,7 +7,7 @@ from torch import Tensor
 
 from khot._settle import Among
 from khot._tensors import Number, column
-from khot.primitives.threshold.solve import LOCAL
+from khot.primitives.threshold.rows import wide_sum
 from khot.registry import relaxation
 
 
@@ -24,7 +24,7 @@ def _mask(scores: Tensor, k: Number, tau: Number = 1.0, *, among: Among | None =
 
 
 def _total(values: Tensor, among: Among | None) -> Tensor:
-    return LOCAL.sum(values if among is None else torch.where(among.items, values, 0.0))
+    return wide_sum(values if among is None else torch.where(among.items, values, 0.0))
 
 
 @relaxation(
