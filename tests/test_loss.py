@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 import khot
 
-METHODS = ["sigmoid", "euclidean", "laplace", "gaussian", "entmax"]
+METHODS = [name for name, row in khot.RELAXATIONS.items() if row.family is not None]
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -35,7 +35,7 @@ def test_gradient_of_the_value_is_the_mask_and_the_threshold(method: str) -> Non
 @pytest.mark.parametrize("method", METHODS)
 def test_value_is_the_maximum(method: str) -> None:
     scores, k = randn(6), 2.0
-    family = khot.loss._FAMILIES[method]
+    family = khot.loss.threshold_family(method, {})
     best = khot.topk_value(scores, k, 0.5, method=method)
     for seed in range(200):
         y = khot.sigmoid_topk(randn(6, seed=seed) * 2, k)
@@ -96,3 +96,44 @@ def test_loss_trains_a_k_hot_classifier() -> None:
         (grad,) = torch.autograd.grad(module(scores, target), scores)
         scores = (scores - grad).detach().requires_grad_()
     assert torch.equal(khot.topk_mask(scores, 3), target)
+
+
+def test_targets_as_masks_and_as_indices() -> None:
+    scores = randn(4, 6)
+    mask = khot.topk_mask(randn(4, 6, seed=1), 2)
+    expected = khot.topk_loss(scores, mask, reduction="none")
+    for target in (mask.bool(), mask.long(), mask.float(), mask.topk(2).indices):
+        assert_close(khot.topk_loss(scores, target, reduction="none"), expected)
+        assert_close(khot.topk_loss(scores.t(), target.t(), dim=0, reduction="none"), expected)
+    label = torch.tensor([3, 0, 5, 1])
+    one_hot = torch.nn.functional.one_hot(label, 6)
+    assert_close(khot.topk_loss(scores, label), khot.topk_loss(scores, one_hot))
+    with pytest.raises(ValueError, match="between 0 and n-1=5"):
+        khot.topk_loss(scores, label + 1)
+    with pytest.raises(ValueError, match="must have the scores' shape"):
+        khot.topk_loss(scores, label.double())
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_rounds_the_result_alone(method: str, dtype: torch.dtype) -> None:
+    scores = randn(2, 1000).to(dtype)
+    target = khot.topk_mask(scores, 257)
+    for mine, truth in (
+        (khot.topk_value(scores, 257, method=method), khot.topk_value(scores.double(), 257, method=method)),
+        (khot.topk_loss(scores, target, method=method), khot.topk_loss(scores.double(), target.double(), method=method)),
+        (khot.topk_inverse(target * 0.5 + 0.25, method=method), khot.topk_inverse(target.double() * 0.5 + 0.25, method=method)),
+    ):
+        assert mine.dtype == dtype
+        assert_close(mine.double(), truth, rtol=torch.finfo(dtype).eps, atol=1e-5)
+
+
+def test_options_reach_the_family() -> None:
+    scores = randn(3, 6).requires_grad_()
+    for method, options in (("permutahedron", {"p": 1.6}), ("entmax", {"alpha": 1.2})):
+        (grad,) = torch.autograd.grad(khot.topk_value(scores, 2, 0.7, method=method, **options).sum(), scores)
+        assert_close(grad, khot.soft_topk(scores, 2, 0.7, method=method, **options).detach())
+    with pytest.raises(ValueError, match="no threshold family"):
+        khot.topk_value(scores, 2, method="softsort")
+    with pytest.raises(TypeError, match="no option"):
+        khot.topk_value(scores, 2, alpha=1.2)

@@ -158,6 +158,7 @@ def door(
     native_half: bool,
     fractional: bool,
     matrix: bool = False,
+    reduces: bool = False,
 ) -> Callable[..., Tensor]:
     """``body`` for any ``dim``, half precision and autocast, behind the checks.
 
@@ -168,6 +169,7 @@ def door(
         native_half: the body computes half precision in float32 by itself.
         fractional: whether ``k`` may be a fraction or a tensor.
         matrix: whether the body returns a matrix, which works along the last dimension only.
+        reduces: whether the body returns one number per row, so that there is no dimension to move back.
     """
     as_it_is = (torch.float32, torch.float64, *(HALF if native_half else ()))
 
@@ -193,6 +195,6 @@ def door(
             out = body(x.float(), k, tau, **given).to(scores.dtype)
         else:
             out = body(x, k, tau, **given)
-        return out if last else out.movedim(-1, dim)
+        return out if last or reduces else out.movedim(-1, dim)
 
     return entered

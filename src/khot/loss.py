@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from khot._tensors import Number, column, readable
-from khot.checks import check, check_scores, check_tau, find
+from khot._tensors import Number, column, readable, work_dtype
+from khot.checks import check_options, check_scores, check_tau, door
 from khot.primitives.threshold.autograd import solve_mask
 from khot.primitives.threshold.family import Family
-from khot.relaxations.entmax import tsallis
-from khot.relaxations.euclidean import EUCLIDEAN
-from khot.relaxations.gaussian import GAUSSIAN
-from khot.relaxations.laplace import LAPLACE
-from khot.relaxations.sigmoid import SIGMOID
-
-_FAMILIES = {family.name: family for family in (SIGMOID, EUCLIDEAN, LAPLACE, GAUSSIAN, tsallis(1.5))}
+from khot.registry import RELAXATIONS, find_method
 
 
-def topk_value(scores: Tensor, k: Number, tau: Number = 1.0, *, method: str = "sigmoid", dim: int = -1) -> Tensor:
+def topk_value(scores: Tensor, k: Number, tau: Number = 1.0, *, method: str = "sigmoid", dim: int = -1, **options: Any) -> Tensor:
     r"""The potential of a soft top-k: a smooth sum of the k largest scores.
 
     .. math:: \Omega^*(x, k) = \max_{y \in [0,1]^n,\ \sum_i y_i = k} x^\top y + \tau \sum_i h(y_i)
@@ -31,8 +25,9 @@ def topk_value(scores: Tensor, k: Number, tau: Number = 1.0, *, method: str = "s
         scores: any shape; -inf excludes an item.
         k: how many; may be fractional and may differ per row.
         tau: temperature; the limit 0 is the sum of the k largest.
-        method: a threshold method: sigmoid, euclidean, laplace, gaussian or entmax (at alpha = 1.5).
+        method: a threshold method: sigmoid, euclidean, laplace, gaussian, entmax or permutahedron.
         dim: the dimension to select along.
+        options: the method's own.
 
     Returns:
         The scores' shape without ``dim``.
@@ -41,14 +36,10 @@ def topk_value(scores: Tensor, k: Number, tau: Number = 1.0, *, method: str = "s
         >>> topk_value(torch.tensor([3.0, 1.0, 2.0]), k=2, tau=0.01)
         tensor(5.)
     """
-    check(scores, k, tau, dim=dim)
-    family: Family = find(_FAMILIES, method, "threshold method")
-    x = scores.movedim(dim, -1)
-    y = solve_mask(x, k, tau, family)
-    return (_product(x, y) + family.entropy(y) * column(tau, x)).sum(-1)
+    return _value(scores, k, tau, dim=dim, family=threshold_family(method, options))
 
 
-def topk_inverse(mask: Tensor, tau: Number = 1.0, *, method: str = "sigmoid", dim: int = -1) -> Tensor:
+def topk_inverse(mask: Tensor, tau: Number = 1.0, *, method: str = "sigmoid", dim: int = -1, **options: Any) -> Tensor:
     r"""Scores whose soft top-k is ``mask``: :math:`x = \tau F^{-1}(y)`, unique up to a constant; ``logit`` for ``sigmoid``.
 
     Args:
@@ -56,6 +47,7 @@ def topk_inverse(mask: Tensor, tau: Number = 1.0, *, method: str = "sigmoid", di
         tau: temperature.
         method: a threshold method.
         dim: the dimension that a per-row ``tau`` leaves out.
+        options: the method's own.
 
     Example:
         >>> topk_inverse(torch.tensor([0.5, 0.25]))
@@ -63,9 +55,8 @@ def topk_inverse(mask: Tensor, tau: Number = 1.0, *, method: str = "sigmoid", di
     """
     check_scores(mask, dim, "mask")
     check_tau(tau, mask, dim)
-    family: Family = find(_FAMILIES, method, "threshold method")
-    y = mask.movedim(dim, -1)
-    return (family.inverse(y) * column(tau, y)).movedim(-1, dim)
+    y = mask.movedim(dim, -1).to(work_dtype(mask))
+    return (threshold_family(method, options).inverse(y) * column(tau, y)).to(mask.dtype).movedim(-1, dim)
 
 
 def topk_loss(
@@ -76,6 +67,7 @@ def topk_loss(
     method: str = "sigmoid",
     dim: int = -1,
     reduction: Literal["mean", "sum", "none"] = "mean",
+    **options: Any,
 ) -> Tensor:
     r"""The k-hot cross entropy: the Fenchel-Young loss of a soft top-k.
 
@@ -86,31 +78,73 @@ def topk_loss(
 
     Args:
         scores: any shape.
-        target: like ``scores``, in [0, 1]: a k-hot vector, or one that sums to k along ``dim``.
+        target: like ``scores``: a mask of bools, 0/1 integers or numbers in [0, 1] that sums to k along ``dim``. Or integer indices: one
+            per row (the scores' shape without ``dim``), or several distinct ones along ``dim`` (fewer than there are items).
         tau: temperature.
         method: a threshold method.
         dim: the dimension of the items.
         reduction: over the rows, ``mean``, ``sum`` or ``none``.
+        options: the method's own.
 
     Example:
         >>> topk_loss(torch.tensor([9.0, -9.0, 9.0]), torch.tensor([1.0, 0.0, 1.0]))
         tensor(0.0003)
+        >>> topk_loss(torch.tensor([9.0, -9.0, 9.0]), torch.tensor([0, 2]))
+        tensor(0.0003)
     """
     check_scores(scores, dim)
-    check_scores(target, dim, "target")
-    if target.shape != scores.shape:
-        raise ValueError(f"target must have the scores' shape {tuple(scores.shape)}, got {tuple(target.shape)}")
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
-    family: Family = find(_FAMILIES, method, "threshold method")
-    x, goal = scores.movedim(dim, -1), target.movedim(dim, -1).to(scores.dtype)
-    if readable(goal) and not bool(((goal >= 0) & (goal <= 1)).all()):
-        raise ValueError(f"target must be between 0 and 1, got values from {goal.min().item():g} to {goal.max().item():g}")
-    k = goal.sum(-1)
-    check_tau(tau, x)
-    y = solve_mask(x, k, tau, family)
-    loss = (_product(x, y - goal) + (family.entropy(y) - family.entropy(goal)) * column(tau, x)).sum(-1)
+    family = threshold_family(method, options)
+    goal = _as_mask(target, scores, dim)
+    loss = _loss(scores, goal.sum(-1), tau, dim=dim, goal=goal, family=family)
     return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
+
+
+def threshold_family(method: str, options: dict[str, Any]) -> Family:
+    """The family behind a threshold method, or an error that lists those."""
+    row = find_method(method)
+    if row.family is None:
+        choices = ", ".join(sorted(name for name, other in RELAXATIONS.items() if other.family is not None))
+        raise ValueError(f"method {method!r} is no threshold family and has no potential; choose from {choices}")
+    check_options(method, options, row.options)
+    return row.family(**options)
+
+
+def _as_mask(target: Tensor, scores: Tensor, dim: int) -> Tensor:
+    """The target as a mask along the last dimension, in float32 or better."""
+    if not isinstance(target, Tensor):
+        raise TypeError(f"target must be a torch.Tensor, got {type(target).__name__}; wrap it in torch.as_tensor(...)")
+    dtype, rows = work_dtype(scores), scores.movedim(dim, -1)
+    if target.shape == scores.shape:
+        goal = target.movedim(dim, -1).to(dtype)
+        if readable(goal) and not bool(((goal >= 0) & (goal <= 1)).all()):
+            raise ValueError(f"target must be between 0 and 1, got values from {goal.min().item():g} to {goal.max().item():g}")
+        return goal
+    whole = not target.is_floating_point() and not target.is_complex() and target.dtype != torch.bool
+    at = target.unsqueeze(-1) if target.shape == rows.shape[:-1] else target.movedim(dim, -1) if target.ndim == scores.ndim else target
+    if not whole or at.shape[:-1] != rows.shape[:-1] or at.shape[-1] > rows.shape[-1]:
+        raise ValueError(
+            f"target must have the scores' shape {tuple(scores.shape)}, or hold indices in the shape {tuple(rows.shape[:-1])} "
+            f"(one per row) or fewer along dim={dim} (several), got {target.dtype} of shape {tuple(target.shape)}"
+        )
+    if readable(at) and not bool(((at >= 0) & (at < rows.shape[-1])).all()):
+        raise ValueError(f"target indices must be between 0 and n-1={rows.shape[-1] - 1}, got {at.min().item()} to {at.max().item()}")
+    return torch.zeros(rows.shape, dtype=dtype, device=scores.device).scatter(-1, at.long(), 1.0)
+
+
+def _value_of(scores: Tensor, k: Number, tau: Number, *, family: Family) -> Tensor:
+    y = solve_mask(scores, k, tau, family)
+    return (_product(scores, y) + family.entropy(y) * column(tau, scores)).sum(-1)
+
+
+def _loss_of(scores: Tensor, k: Number, tau: Number, *, goal: Tensor, family: Family) -> Tensor:
+    y = solve_mask(scores, k, tau, family)
+    return (_product(scores, y - goal) + (family.entropy(y) - family.entropy(goal)) * column(tau, scores)).sum(-1)
+
+
+_value = door(_value_of, name="topk_value", options=None, native_half=False, fractional=True, reduces=True)
+_loss = door(_loss_of, name="topk_loss", options=None, native_half=False, fractional=True, reduces=True)
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
@@ -99,3 +102,51 @@ def test_autocast() -> None:
         y = khot.soft_topk(x, 2)
     with kernels.disabled():
         assert_close(y, khot.soft_topk(x, 2))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_batched_gradients(family: str) -> None:
+    x = randn(6)
+
+    def mask(s: torch.Tensor) -> torch.Tensor:
+        return khot.soft_topk(s, 2, 0.7, method=family)
+
+    direct = torch.autograd.functional.jacobian(mask, x)
+    assert_close(torch.autograd.functional.jacobian(mask, x, vectorize=True), direct)
+    leaf = x.clone().requires_grad_()
+    (batched,) = torch.autograd.grad(mask(leaf), leaf, torch.eye(6, dtype=torch.float64), is_grads_batched=True)
+    assert_close(batched, direct)
+
+
+def test_dual_gradient_of_a_plain_forward() -> None:
+    x = randn(6, grad=True)
+    y = khot.soft_topk(x, 2)
+    tangent = torch.arange(6.0, dtype=torch.float64)
+    (expected,) = torch.autograd.grad(y, x, tangent, retain_graph=True)
+    with forward_ad.dual_level():
+        (grad,) = torch.autograd.grad(y, x, forward_ad.make_dual(torch.ones(6, dtype=torch.float64), tangent))
+        assert_close(forward_ad.unpack_dual(grad).tangent, expected)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("family", [*FAMILIES, "entmax"])
+def test_jit_trace(family: str) -> None:
+    traced = torch.jit.trace(lambda s: khot.soft_topk(s, 2, method=family), randn(3, 5), check_trace=False)
+    x = randn(3, 5) * 2 + 1
+    assert_close(traced(x), khot.soft_topk(x, 2, method=family))
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("family", [*FAMILIES, "entmax", "permutahedron"])
+def test_gradient_of_a_row_with_nan_is_nan(family: str, native: bool) -> None:
+    x = randn(3, 5)
+    x[1, 2] = torch.nan
+    x.requires_grad_()
+    with contextlib.nullcontext() if native else kernels.disabled():
+        (grad,) = torch.autograd.grad((khot.soft_topk(x, 2, method=family) * torch.arange(5.0)).sum(), x)
+    assert bool(grad[1].isnan().all()) and bool(grad[[0, 2]].isfinite().all())
+
+
+def test_operator_on_rows_without_items() -> None:
+    mask, shift = torch.ops.khot.threshold_forward(torch.empty(3, 0), None, 0.0, None, 1.0, "sigmoid", 0.0)
+    assert mask.shape == (3, 0) and torch.equal(shift, torch.zeros(3, 1, dtype=torch.float64))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from numbers import Real
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from khot._tensors import Number
 from khot.primitives.threshold.autograd import solve_mask
-from khot.primitives.threshold.family import Family, builds
+from khot.primitives.threshold.family import Family, builds, inside_only
 from khot.registry import relaxation
 from khot.relaxations.euclidean import EUCLIDEAN
 from khot.relaxations.sigmoid import SIGMOID
@@ -42,18 +41,12 @@ def tsallis(alpha: float) -> Family:
         return (y**a - torch.expm1(a * torch.log1p(-y))) / scale
 
     def slope(y: Tensor) -> Tensor:
-        return _inside(y, lambda p: 2**a / (p ** (a - 1) + (1 - p) ** (a - 1)))
+        return inside_only(y, lambda p: 2**a / (p ** (a - 1) + (1 - p) ** (a - 1)))
 
     def entropy(y: Tensor) -> Tensor:
-        return _inside(y, lambda p: (1 - p ** (a + 1) - (1 - p) ** (a + 1)) / (scale * (a + 1)))
+        return inside_only(y, lambda p: (1 - p ** (a + 1) - (1 - p) ** (a + 1)) / (scale * (a + 1)))
 
     return Family("entmax", f=f, inverse=inverse, slope=slope, entropy=entropy, smooth=False, alpha=alpha)
-
-
-def _inside(y: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
-    """``f(y)`` where ``0 < y < 1`` and 0 at both ends, where its derivatives are infinite."""
-    inside = (y > 0) & (y < 1)
-    return torch.where(inside, f(torch.where(inside, y, 0.5)), y - y)  # a nan stays
 
 
 def _tail(rise: Tensor, a: float) -> Tensor:
@@ -79,6 +72,7 @@ def _tail(rise: Tensor, a: float) -> Tensor:
     smooth=False,
     sparse=True,
     native_half=True,
+    family=lambda alpha=1.5: tsallis(_check_alpha(alpha)),
 )
 def entmax_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, alpha: float = 1.5, dim: int = -1) -> Tensor:
     r"""Entmax top-k: smooth like the sigmoid in the middle, exactly 0 and 1 at the ends like the projection.
@@ -102,6 +96,10 @@ def entmax_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, alpha: float = 
         >>> entmax_topk(torch.tensor([3.0, 1.0, 2.5, 2.0]), k=2, tau=0.5)
         tensor([1.0000, 0.0000, 0.7421, 0.2579])
     """
+    return solve_mask(scores, k, tau, tsallis(_check_alpha(alpha)))
+
+
+def _check_alpha(alpha: float) -> float:
     if not isinstance(alpha, Real) or not 1 <= alpha <= 2:
         raise ValueError(f"alpha must be between 1 (sigmoid) and 2 (euclidean), got {alpha}")
-    return solve_mask(scores, k, tau, tsallis(float(alpha)))
+    return float(alpha)

@@ -30,6 +30,7 @@ EUCLIDEAN = known(
     smooth=False,
     sparse=True,
     native_half=True,
+    family=lambda: EUCLIDEAN,
 )
 def euclidean_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1) -> Tensor:
     r"""Euclidean top-k: the nearest point of the k-capped simplex, with exact zeros and ones.

@@ -31,7 +31,15 @@ def _cdf(u: Tensor) -> Tensor:
 GAUSSIAN = known(Family("gaussian", f=_cdf, inverse=torch.special.ndtri, slope=_density, entropy=_density, density=_bell))
 
 
-@relaxation("gaussian", kind="mask", cost="O(n)", paper="the threshold scheme with the normal law", grad_k=True, native_half=True)
+@relaxation(
+    "gaussian",
+    kind="mask",
+    cost="O(n)",
+    paper="the threshold scheme with the normal law",
+    grad_k=True,
+    native_half=True,
+    family=lambda: GAUSSIAN,
+)
 def gaussian_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1) -> Tensor:
     r"""Gaussian top-k: the threshold scheme with the normal distribution function.
 

@@ -30,7 +30,9 @@ def _entropy(y: Tensor) -> Tensor:
 LAPLACE = known(Family("laplace", f=_cdf, inverse=_inverse, slope=lambda y: torch.minimum(y, 1 - y), entropy=_entropy))
 
 
-@relaxation("laplace", kind="mask", cost="O(n)", paper="Struski et al. 2025 (LapSum)", grad_k=True, native_half=True)
+@relaxation(
+    "laplace", kind="mask", cost="O(n)", paper="Struski et al. 2025 (LapSum)", grad_k=True, native_half=True, family=lambda: LAPLACE
+)
 def laplace_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1) -> Tensor:
     r"""Laplace top-k: the threshold scheme with the distribution function of the Laplace law.
 

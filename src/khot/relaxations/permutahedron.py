@@ -8,6 +8,7 @@ in O(n) without a sort.
 from __future__ import annotations
 
 import functools
+import math
 from numbers import Real
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from khot._tensors import Number, column, wide_dtype
 from khot.checks import check
 from khot.primitives.threshold.autograd import solve_mask
-from khot.primitives.threshold.family import Family, builds
+from khot.primitives.threshold.family import Family, builds, inside_only
 from khot.registry import relaxation
 from khot.relaxations.euclidean import EUCLIDEAN
 
@@ -30,15 +31,15 @@ def power(p: float) -> Family:
     m = 1 / (p - 1)
 
     def slope(y: Tensor) -> Tensor:
-        inside = (y > 0) & (y < 1)
-        return torch.where(inside, m * torch.where(inside, y, 0.5) ** (2 - p), y - y)  # a nan stays
+        # For p > 2 it is infinite at 0; its square root of a bound leaves room for the sum over a row.
+        return inside_only(y, lambda q: (m * q ** (2 - p)).clamp(max=torch.finfo(q.dtype).max ** 0.5))
 
     return Family(
         "permutahedron",
         f=lambda u: u.clamp(0, 1) ** m,
         inverse=lambda y: y ** (p - 1),
         slope=slope,
-        entropy=lambda y: (y - y**p) / p,
+        entropy=lambda y: inside_only(y, lambda q: (q - q**p) / p),
         smooth=False,
         alpha=p,
     )
@@ -53,6 +54,7 @@ def power(p: float) -> Family:
     smooth=False,
     sparse=True,
     native_half=True,
+    family=lambda p=4 / 3: power(_check_p(p)),
 )
 def permutahedron_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, p: float = 4 / 3, dim: int = -1) -> Tensor:
     r"""Sparse top-k with a p-norm regulariser: exact zeros and ones, few entries between.
@@ -61,13 +63,13 @@ def permutahedron_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, p: float
               \qquad y_i = \min\bigl((x_i/\tau + c)_+, 1\bigr)^{1/(p-1)}
 
     with :math:`P(1_k)` the convex hull of the k-hot vectors. ``p = 2`` is :func:`euclidean_topk`; towards ``p = 1`` the way from 0 to 1
-    becomes gentler at the lower end. :func:`magnitude_topk` is the same for the values themselves.
+    becomes gentler at the lower end, beyond 2 steeper. :func:`magnitude_topk` is the same for the values themselves.
 
     Args:
         scores: ``(..., n)``, or any shape with ``dim`` given.
         k: how many to select; a tensor of shape ``(...)`` receives a gradient.
         tau: temperature; below the gap between the k-th and the next score the result is the hard top-k.
-        p: above 1 and at most 2; the paper's are 4/3 and 2.
+        p: above 1; the paper's are 4/3 and 2.
         dim: the dimension to select along.
 
     Returns:
@@ -94,7 +96,7 @@ def magnitude_topk(x: Tensor, k: Number, tau: Number = 1.0, *, p: float = 4 / 3,
         x: any shape, finite.
         k: how many to keep, a number or a tensor like ``x`` without ``dim``.
         tau: strength of the regularisation, a number or a tensor like ``k``; the limit 0 is the hard selection.
-        p: above 1 and at most 2; the paper's are 4/3 and 2.
+        p: above 1; the paper's are 4/3 and 2.
         dim: the dimension to select along.
 
     Returns:
@@ -141,6 +143,6 @@ def _magnitude_threshold(size: Tensor, k: Number, tau: Tensor, m: float) -> Tens
 
 
 def _check_p(p: float) -> float:
-    if not isinstance(p, Real) or not 1 < p <= 2:
-        raise ValueError(f"p must be above 1 and at most 2 (the paper's are 4/3 and 2), got {p}")
+    if not isinstance(p, Real) or not 1 < p < math.inf:
+        raise ValueError(f"p must be above 1 and finite (the paper's are 4/3 and 2), got {p}")
     return float(p)

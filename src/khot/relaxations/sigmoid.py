@@ -28,6 +28,7 @@ SIGMOID = known(Family("sigmoid", f=torch.sigmoid, inverse=torch.logit, slope=la
     paper="Wijk, Vinuesa, Azizpour 2025; Amos et al. 2019 (LML)",
     grad_k=True,
     native_half=True,
+    family=lambda: SIGMOID,
 )
 def sigmoid_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1) -> Tensor:
     r"""Sigmoid top-k: the softmax of k-hot vectors.

@@ -32,7 +32,7 @@ def solve_mask(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor
 def solve_columns(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor:
     """:func:`solve_mask` with ``k`` and ``tau`` already numbers or ``(..., 1)`` columns."""
     if in_forward_mode():
-        return _by_rule(scores, k, tau, family)[0]
+        return _Rule.apply(scores, k, tau, family, True)[0]
     native = kernels.pick("threshold", family.name, scores, k, tau)
     if native is not None:
         if _learns(scores, k, tau):
@@ -40,7 +40,7 @@ def solve_columns(scores: Tensor, k: Number, tau: Number, family: Family) -> Ten
         return native.forward(scores, k, tau, family.name, shift=False)[0]
     if is_recorded():
         return _by_operator(scores, k, tau, family)
-    return _by_rule(scores, k, tau, family)[0]
+    return _Rule.apply(scores, k, tau, family, False)[0]
 
 
 def _by_operator(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor:
@@ -56,15 +56,15 @@ def _learns(scores: Tensor, k: Number, tau: Number) -> bool:
     return scores.requires_grad or isinstance(k, Tensor) and k.requires_grad or isinstance(tau, Tensor) and tau.requires_grad
 
 
-def mask_and_shift(x: Tensor, k: Number, tau: Number, family: Family, rows: Rows = LOCAL) -> tuple[Tensor, Tensor]:
-    """The mask and the threshold of every row, without gradient."""
-    native = kernels.pick("threshold", family.name, x, k, tau) if rows is LOCAL else None
-    if native is not None:
-        y, t = native.forward(x, k, tau, family.name)
-        return y, t.to(torch.promote_types(x.dtype, torch.float32))
+def mask_and_shift(x: Tensor, k: Number, tau: Number, family: Family, rows: Rows = LOCAL, *, native: bool = True) -> tuple[Tensor, Tensor]:
+    """The mask and the threshold of every row, without gradient; ``native`` asks for native code first."""
     work = x.to(work_dtype(x))
     if rows.local and not x.shape[-1]:
         return torch.empty_like(x), work.new_zeros((*x.shape[:-1], 1))
+    kernel = kernels.pick("threshold", family.name, x, k, tau) if native and rows is LOCAL else None
+    if kernel is not None:
+        y, t = kernel.forward(x, k, tau, family.name)
+        return y, t.to(work.dtype)
     y, t = solve_rows(work, k, tau, family, rows)
     return y.to(x.dtype), t
 
@@ -94,9 +94,9 @@ class _Fused(Function):
         else:
             (y,), scores, t, learns_tau = ctx.saved_tensors, None, None, False
         # The output was made here, so that the gradient alone tells whether the native code may go on.
-        if is_grad_enabled() or kernels.pick("threshold", family.name, grad, 0.0, tau) is not native:
-            # It will be differentiated again, or somebody is watching.
-            t = None if t is None else t.to(torch.promote_types(y.dtype, torch.float32))
+        if is_grad_enabled() or in_forward_mode() or kernels.pick("threshold", family.name, grad, 0.0, tau) is not native:
+            # The gradient will be differentiated itself, or a mode or transform is active.
+            t = None if t is None else t.to(work_dtype(y))
             return *gradients(grad, y, scores, t, tau, family, learns_k, learns_tau), None
         gx, gk, gtau = native.backward(grad, y, tau, family.name, scores if learns_tau else None, t, grad_k=learns_k)
         return gx, gk, gtau, None, None
@@ -106,14 +106,16 @@ class _Fused(Function):
 _apply_fused = super(Function, _Fused).apply  # pyright: ignore[reportAttributeAccessIssue]
 
 
-class _Reverse(Function):
-    @staticmethod
-    def forward(scores: Tensor, k: Number, tau: Number, family: Family) -> tuple[Tensor, Tensor]:
-        return mask_and_shift(scores, k, tau, family)
+class _Rule(Function):
+    """Mask and threshold, with ``k`` and ``tau`` already columns, and their derivatives in both modes."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Number, Number, Family], output: tuple[Tensor, Tensor]) -> None:
-        scores, _, tau, ctx.family = inputs
+    def forward(scores: Tensor, k: Number, tau: Number, family: Family, native: bool) -> tuple[Tensor, Tensor]:
+        return mask_and_shift(scores, k, tau, family, native=native)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        scores, _, tau, ctx.family, _ = inputs
         y, t = output
         ctx.mark_non_differentiable(t)
         learns_tau = isinstance(tau, Tensor)
@@ -126,25 +128,24 @@ class _Reverse(Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         y, t, *rest = ctx.saved_tensors
         scores, tau = rest if rest else (None, ctx.tau)
-        return gradients(grad, y, scores, t, tau, ctx.family, *ctx.needs_input_grad[1:3])
+        return *gradients(grad, y, scores, t, tau, ctx.family, *ctx.needs_input_grad[1:3]), None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], scores: Tensor, k: Number, tau: Number, family: Family) -> Any:
+    def vmap(info: Any, in_dims: tuple[int | None, ...], scores: Tensor, k: Number, tau: Number, family: Family, native: bool) -> Any:
         def front(value: Any, dim: int | None) -> Any:
             return value if dim is None else value.movedim(dim, 0)
 
         if in_dims[0] is None:
             scores = scores.expand(info.batch_size, *scores.shape)
         scores, k, tau = front(scores, in_dims[0]), front(k, in_dims[1]), front(tau, in_dims[2])
-        return _by_rule(scores, k, tau, family), (0, 0)
+        # Without the batch level native code may run.
+        return _Rule.apply(scores, k, tau, family, True), (0, 0)
 
-
-class _ForwardMode(_Reverse):
     @staticmethod
-    def jvp(ctx: Any, d_scores: Tensor | None, d_k: Tensor | None, d_tau: Tensor | None, _: None) -> tuple[Tensor, None]:
+    def jvp(ctx: Any, d_scores: Tensor | None, d_k: Tensor | None, d_tau: Tensor | None, *_: None) -> tuple[Tensor, None]:
         y, t, *rest = ctx.saved_tensors
         scores, tau = rest if rest else (None, ctx.tau)
-        v = ctx.family.slope(y)
+        v = _slope(y, ctx.family)
         move = torch.zeros_like(y) if d_scores is None else d_scores / tau
         if d_tau is not None and scores is not None:
             move = move - d_tau / tau**2 * _distance(scores, t)
@@ -152,13 +153,6 @@ class _ForwardMode(_Reverse):
         if d_k is not None:
             lift = lift + d_k
         return v * (move + _divide(lift, v.sum(-1, keepdim=True))), None
-
-
-def _by_rule(scores: Tensor, k: Number, tau: Number, family: Family) -> tuple[Tensor, Tensor]:
-    """Mask and threshold with ``k`` and ``tau`` already columns."""
-    # Dynamo refuses a Function that defines jvp, so the rule for forward mode lives apart.
-    rule = _ForwardMode if in_forward_mode() else _Reverse
-    return rule.apply(scores, k, tau, family)
 
 
 def gradients(
@@ -175,10 +169,15 @@ def gradients(
 
 def in_argument(grad: Tensor, y: Tensor, family: Family) -> tuple[Tensor, Tensor]:
     """The gradient in ``u`` and, as a column, in ``k``; differentiable itself."""
-    y = y.to(torch.promote_types(y.dtype, torch.float32))
-    v = family.slope(y)
+    y = y.to(work_dtype(y))
+    v = _slope(y, family)
     mean = _divide((v * grad).sum(-1, keepdim=True), v.sum(-1, keepdim=True))
     return v * (grad - mean), mean
+
+
+def _slope(y: Tensor, family: Family) -> Tensor:
+    """The slope, and nan in a row of nan, whatever the family makes of that: its gradient is nan too."""
+    return family.slope(y) + (y - y)
 
 
 def _divide(value: Tensor, by: Tensor) -> Tensor:

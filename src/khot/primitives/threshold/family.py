@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 _builders: dict[str, Callable[[float], Family]] = {}
@@ -47,3 +48,9 @@ def builds(name: str) -> Callable[[Callable[[float], Family]], Callable[[float],
 def family_of(name: str, alpha: float) -> Family:
     """The family that carries this name and parameter: what an operator knows of it."""
     return _builders[name](alpha)
+
+
+def inside_only(y: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+    """``f(y)`` where ``0 < y < 1`` and 0 at both ends, where its derivatives are infinite."""
+    inside = (y > 0) & (y < 1)
+    return torch.where(inside, f(torch.where(inside, y, 0.5)), 0.0)
