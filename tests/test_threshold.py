@@ -271,3 +271,13 @@ def test_counting_finds_the_kth_largest(dtype: torch.dtype) -> None:
     for rank in (1, 65, 130):
         ranks = torch.full((15, 1), float(rank), dtype=torch.float64)
         assert torch.equal(rows.count_kth(scores, ranks, rows.LOCAL.sums), scores.sort(-1, descending=True).values[:, rank - 1 : rank])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_extreme_temperatures_on_the_reference(method: str) -> None:
+    scores = torch.tensor([1.0, 2.0, 2.0, 3.0], dtype=torch.float64)
+    with khot.kernels.disabled():
+        for tau in (1e-320, 1e-200):
+            assert_close(khot.soft_topk(scores, 2, tau, method=method), torch.tensor([0, 0.5, 0.5, 1]).double(), rtol=0, atol=1e-15)
+        for tau in (1e200, float("inf")):
+            assert_close(khot.soft_topk(scores, 2, tau, method=method), torch.full((4,), 0.5).double())

@@ -63,7 +63,7 @@ def guess(x: Tensor, k: Number, size: Number, tau: Number, family: Family, rows:
     (square,) = rows.rough((away if isinstance(size, float) else away.nan_to_num_(0.0, 0.0, 0.0)).square_())
     centre = _inverse(family, 0.5, x)
     reach = _inverse(family, k / size, x) - centre
-    stretch = (square * (_PROBIT / tau**2 / size)).add_(1).sqrt_()
+    stretch = (square / size).sqrt_().div_(tau).square_().mul_(_PROBIT).add_(1).sqrt_()  # tau squared may overflow
     return (mean - centre * tau - stretch * (reach * tau)).to(x.dtype)
 
 
