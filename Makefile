@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := pyproject.toml constraints.txt $(wildcard setup.py src/khot/kernels/native/*)
 
-.PHONY: demo test slow asan neon bench docs tables lint format clean
+.PHONY: demo test slow fuzz asan neon bench docs tables lint format clean
 
 demo: $(VENV)/.demo  ## learn which pixels to look at; draws khot-demo.png
 	$(BIN)/khot demo $(ARGS)
@@ -20,6 +20,9 @@ test: $(VENV)/.dev  ## laws, oracles, layers, doctests, the README's code
 
 slow: $(VENV)/.dev  ## the long tests alone
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m slow $(ARGS)
+
+fuzz: $(VENV)/.dev  ## hostile rows through every method, for minutes: make fuzz ARGS="--seconds 600 --seed 3"
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(ARGS)
 
 asan:  ## the native kernel under AddressSanitizer and UndefinedBehaviorSanitizer
 	mkdir -p build

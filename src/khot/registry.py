@@ -63,6 +63,7 @@ class Relaxation:
     double_backward: bool = True
     forward_mode: bool = True
     compiles: bool = True  # torch.compile takes it as one graph
+    exports: bool = True  # torch.export takes it with a dynamic length
 
     def __str__(self) -> str:
         return self.name
@@ -126,7 +127,7 @@ def relaxation(
             topk, matrix = enter(settled_mask(body, special) if special else body, fractional=fractional), None
         else:
             rows = settled_matrix(body, special)
-            topk = enter(settled_mask(mask) if mask else _sum_of_rows(rows), fractional=fractional)
+            topk = enter(settled_mask(mask or _sum_of_rows(rows)), fractional=fractional)
             matrix = enter(rows, fractional=False, matrix=True)
         _relaxations[name] = Relaxation(
             name=name,

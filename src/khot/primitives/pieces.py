@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from khot._settle import Among
+from khot._tensors import is_recorded
 
 PIECE = 1 << 20  # entries of a (rows, n) block that are worked on at once
 
 
 def pieces(scores: Tensor, k: int) -> Iterator[tuple[int, int]]:
     """Ranges of rows, each of a block small enough to stay in cache."""
-    step = max(1, PIECE // max(1, scores.numel()))
-    for start in range(0, k, step):
+    step = k if is_recorded() else max(1, PIECE // max(1, scores.numel()))  # a graph must not depend on the length of the rows
+    for start in range(0, k, max(step, 1)):
         yield start, min(k, start + step)
 
 

@@ -27,6 +27,7 @@ _FAR = 200.0  # in units of tau: what lies this far from a cut is on one side of
 _LEAP = 2.0  # the longest step in a potential; from there on 2,000 random problems needed at most six, tau from 1e-3 to 20
 _NEAR = 1e-2  # an error from which Newton's steps at least halve it, but for rounding
 _NUM_EVEN, _NUM_NEWTON = 2, 12
+_SMALL = 1 << 16  # numbers of a plan
 _CACHE = 1 << 19  # numbers of a plan that are worked on at once
 
 
@@ -79,7 +80,9 @@ def _solve(x: Tensor, tau: Tensor | None, tau_value: float, k: int, items: Tenso
 
 
 def _solve_some(x: Any, tau: Tensor | None, tau_value: float, k: int, items: Tensor | None, count: Tensor | None) -> Tensor:
-    return _normalised(_search(_places(x, k, tau_value if tau is None else tau, items, count)).plan)
+    # A small plan is searched for in float64, which costs little; the potentials of a large one need no more digits than it has.
+    work = x.to(wide_dtype(x)) if x.numel() * (k + 1) <= _SMALL else x
+    return _normalised(_search(_places(work, k, tau_value if tau is None else tau, items, count)).plan).to(x.dtype)
 
 
 def _normalised(plan: Tensor) -> Tensor:

@@ -243,6 +243,7 @@ def _matrix(
     smooth=False,
     monotone=False,
     flat_limit=False,
+    exports=False,
     ties_equal=False,
 )
 def network_matrix(

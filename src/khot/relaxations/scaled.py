@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from khot._settle import Among
-from khot._tensors import Number, column
+from khot._tensors import Number, column, wide_dtype
 from khot.primitives.threshold.rows import wide_sum
 from khot.registry import relaxation
 
 
 def _mask(scores: Tensor, k: Number, tau: Number = 1.0, *, among: Among | None = None) -> Tensor:
     n = scores.shape[-1] if among is None else among.items.sum(-1, keepdim=True)
-    count = column(k, scores) if among is None else among.k
+    count = torch.as_tensor(column(k, scores) if among is None else among.k, dtype=wide_dtype(scores), device=scores.device)
     u = scores / column(tau, scores)
     p = torch.sigmoid(u)
     short = _total(p.detach(), among) < count

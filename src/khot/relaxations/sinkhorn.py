@@ -23,6 +23,7 @@ def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, ordered: bool = True, am
     if k in (0, scores.shape[-1]):
         return torch.full_like(scores, float(k > 0))
     mask = _plan(scores, k, tau, among).sum(-2)
+    mask = mask - (mask.detach() - 1).clamp(min=0)  # rounding, without its gradient
     if among is None:
         return mask
     return torch.where(among.k >= among.items.sum(-1, keepdim=True), 1.0, mask)

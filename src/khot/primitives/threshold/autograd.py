@@ -172,6 +172,7 @@ def in_argument(grad: Tensor, y: Tensor, family: Family) -> tuple[Tensor, Tensor
     y = y.to(work_dtype(y))
     v = _slope(y, family)
     mean = _divide((v * grad).sum(-1, keepdim=True), v.sum(-1, keepdim=True))
+    mean = mean + 0 * y[..., :1].sum(-1, keepdim=True)  # a row of nan has a gradient of nan, though its slopes may be 0
     return v * (grad - mean), mean
 
 
