@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from khot._settle import Among
-from khot._tensors import Number, column, wide_dtype
+from khot._tensors import Number, column, readable, wide_dtype
 from khot.primitives.threshold.rows import wide_sum
 from khot.registry import relaxation
 
@@ -16,11 +16,18 @@ def _mask(scores: Tensor, k: Number, tau: Number = 1.0, *, among: Among | None =
     count = torch.as_tensor(column(k, scores) if among is None else among.k, dtype=wide_dtype(scores), device=scores.device)
     u = scores / column(tau, scores)
     p = torch.sigmoid(u)
-    short = _total(p.detach(), among) < count
+    total = _total(p, among)
+    short = total.detach() < count
+    if readable(short) and not bool(short.any()):
+        return p * _ratio(count, total).to(p.dtype)
     # A short row scales its complement: what it sums to is never less than what it shall, so that nothing is scaled up.
     p = torch.where(short, torch.sigmoid(-u), p)
-    y = p * (torch.where(short, n - count, count) / _total(p, among).clamp(min=torch.finfo(p.dtype).tiny)).to(p.dtype)
+    y = p * _ratio(torch.where(short, n - count, count), _total(p, among)).to(p.dtype)
     return torch.where(short, 1 - y, y)
+
+
+def _ratio(target: Tensor, total: Tensor) -> Tensor:
+    return target / total.clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def _total(values: Tensor, among: Among | None) -> Tensor:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from khot._settle import Among
-from khot._tensors import Number, column
+from khot._tensors import Number, column, in_forward_mode, is_traced
+from khot.primitives.select import kth_largest
 from khot.registry import relaxation
 
 
@@ -14,19 +15,19 @@ def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, among: Among | None = No
     n = scores.shape[-1]
     if k in (0, n):
         return torch.full_like(scores, k / max(n, 1))
-    order = (scores.detach() if among is None else among.hide(scores)).topk(k + 1).indices
     if among is None:
-        return torch.sigmoid((scores - _cut(scores, order[..., -2:])) / column(tau, scores))
-    last_in = (among.k - 1).clamp(min=0)
-    cut = _cut(scores, order.gather(-1, torch.cat([last_in, last_in + 1], -1)))
-    mask = torch.sigmoid((scores - cut) / column(tau, scores))
+        return torch.sigmoid((scores - _cut(scores, scores, k)) / column(tau, scores))
+    mask = torch.sigmoid((scores - _cut(scores, among.hide(scores), among.k.clamp(min=1))) / column(tau, scores))
     everything = among.k >= among.items.sum(-1, keepdim=True)
     return torch.where(everything, 1.0, torch.where(among.k > 0, mask, 0.0))
 
 
-def _cut(scores: Tensor, index: Tensor) -> Tensor:
-    """The middle between the scores at two indices of every row."""
-    return (scores.gather(-1, index) / 2).sum(-1, keepdim=True)
+def _cut(scores: Tensor, ranked: Tensor, k: Tensor | int) -> Tensor:
+    """The middle between the k-th and the next; its gradient goes to the first items that have these scores."""
+    last_in, first_out = kth_largest(ranked, k), kth_largest(ranked, k + 1)
+    if is_traced() or in_forward_mode() or torch.is_grad_enabled() and scores.requires_grad:
+        last_in, first_out = (scores.gather(-1, (ranked == end).to(torch.uint8).argmax(-1, keepdim=True)) for end in (last_in, first_out))
+    return last_in / 2 + first_out / 2
 
 
 @relaxation(
