@@ -64,7 +64,7 @@ def _settled(x: Tensor, k: Tensor, pivot: Tensor, size: Tensor, rows: Rows) -> T
     """Rows that need no threshold: everything but the excluded, an equal share of ``k`` for those at +inf, or nothing."""
     (certain,) = rows.sums(x == torch.inf)
     share = (k / certain.clamp(min=1)).clamp(0, 1).to(x.dtype)
-    everything = (k >= size) | (pivot == -torch.inf)
+    everything = ((k >= size) | (pivot == -torch.inf)) & (k > 0)
     return torch.where(everything, (x > -torch.inf).to(x.dtype), torch.where(x == torch.inf, share, 0.0))
 
 
