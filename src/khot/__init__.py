@@ -13,6 +13,7 @@ from khot.hard import gather_topk as gather_topk
 from khot.hard import straight_through as straight_through
 from khot.hard import topk_mask as topk_mask
 from khot.linear_bounds import certify_topk as certify_topk
+from khot.log_soft import log_soft_topk as log_soft_topk
 from khot.loss import topk_inverse as topk_inverse
 from khot.loss import topk_loss as topk_loss
 from khot.loss import topk_value as topk_value

@@ -28,7 +28,18 @@ def _cdf(u: Tensor) -> Tensor:
     return 0.5 * torch.erfc(u * -math.sqrt(0.5))  # torch.special.ndtr loses the lower tail
 
 
-GAUSSIAN = known(Family("gaussian", f=_cdf, inverse=torch.special.ndtri, slope=_density, entropy=_density, density=_bell))
+GAUSSIAN = known(
+    Family(
+        "gaussian",
+        f=_cdf,
+        inverse=torch.special.ndtri,
+        slope=_density,
+        entropy=_density,
+        density=_bell,
+        log_f=torch.special.log_ndtr,
+        log_slope=lambda u: -0.5 * u * u - 0.5 * math.log(2 * math.pi),
+    )
+)
 
 
 @relaxation(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -27,7 +29,25 @@ def _entropy(y: Tensor) -> Tensor:
     return torch.where(inside, p - p * torch.log(2 * p), 0.0)
 
 
-LAPLACE = known(Family("laplace", f=_cdf, inverse=_inverse, slope=lambda y: torch.minimum(y, 1 - y), entropy=_entropy))
+def _log_density(u: Tensor) -> Tensor:
+    return -u.abs() - math.log(2)
+
+
+def _log_cdf(u: Tensor) -> Tensor:
+    return torch.where(u < 0, _log_density(u), torch.log1p(-0.5 * torch.exp(-u.abs())))
+
+
+LAPLACE = known(
+    Family(
+        "laplace",
+        f=_cdf,
+        inverse=_inverse,
+        slope=lambda y: torch.minimum(y, 1 - y),
+        entropy=_entropy,
+        log_f=_log_cdf,
+        log_slope=_log_density,
+    )
+)
 
 
 @relaxation(

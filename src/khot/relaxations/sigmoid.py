@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from khot._tensors import Number
 from khot.primitives.threshold.autograd import solve_mask
@@ -18,7 +19,17 @@ def binary_entropy(y: Tensor) -> Tensor:
     return torch.where(inside, -torch.special.xlogy(p, p) - torch.special.xlog1py(1 - p, -p), 0.0)
 
 
-SIGMOID = known(Family("sigmoid", f=torch.sigmoid, inverse=torch.logit, slope=lambda y: y * (1 - y), entropy=binary_entropy))
+SIGMOID = known(
+    Family(
+        "sigmoid",
+        f=torch.sigmoid,
+        inverse=torch.logit,
+        slope=lambda y: y * (1 - y),
+        entropy=binary_entropy,
+        log_f=logsigmoid,
+        log_slope=lambda u: logsigmoid(u) + logsigmoid(-u),
+    )
+)
 
 
 @relaxation(

@@ -23,6 +23,8 @@ class Family:
     smooth: bool = True  # F' is Lipschitz and F(-u) = 1 - F(u) with tails like exponentials
     alpha: float = 0.0  # the family's parameter, where it has one
     density: Callable[[Tensor], Tensor] | None = None  # F' as a function of u, where that is cheaper
+    log_f: Callable[[Tensor], Tensor] | None = None  # log F(u) with its digits, where F never reaches 0
+    log_slope: Callable[[Tensor], Tensor] | None = None  # log F'(u), likewise
 
     def slope_at(self, u: Tensor, y: Tensor) -> Tensor:
         """``F'`` at ``u``, where ``y = F(u)`` is known."""

@@ -1,0 +1,93 @@
+"""The logarithm of a soft mask, exact where the mask itself underflows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from khot._tensors import Number, column
+from khot.checks import door
+from khot.loss import threshold_family
+from khot.primitives.threshold.autograd import mask_and_shift, solve_mask
+from khot.primitives.threshold.family import Family
+
+_ROUNDS = 12  # on a plateau the equation is straight; elsewhere the first is enough
+
+
+def log_soft_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, method: str = "sigmoid", dim: int = -1, **options: Any) -> Tensor:
+    r"""The logarithm of :func:`khot.soft_topk`, for cross entropies and log-likelihoods.
+
+    .. math:: \log y_i = \log F(x_i / \tau + c), \quad \textstyle\sum_i y_i = k
+
+    Where a mask has underflowed to 0 its logarithm is still exact for the smooth families, and has a gradient. The first derivatives
+    are exact; second ones are not offered.
+
+    Args:
+        scores: any shape; -inf excludes an item.
+        k: how many; may be fractional and may differ per row.
+        tau: temperature.
+        method: a threshold method: sigmoid, euclidean, laplace, gaussian, entmax or permutahedron.
+        dim: the dimension to select along.
+        options: the method's own.
+
+    Returns:
+        Like ``scores``, at most 0.
+
+    Example:
+        >>> log_soft_topk(torch.tensor([200.0, 0.0, -50.0]), k=1)[1:]
+        tensor([-100., -150.])
+    """
+    return _log(scores, k, tau, dim=dim, family=threshold_family(method, options))
+
+
+def _log_of(scores: Tensor, k: Number, tau: Number, *, family: Family) -> Tensor:
+    if family.log_f is None or family.log_slope is None or not scores.shape[-1]:
+        y = solve_mask(scores, k, tau, family)
+        return torch.where(y == 0, -torch.inf, torch.where(y == 0, 1.0, y).log())
+    k, tau = column(k, scores), column(tau, scores)
+    with torch.no_grad():
+        y, t = mask_and_shift(scores, k, tau, family)
+    rest = k - (scores == torch.inf).sum(-1, keepdim=True, dtype=scores.dtype)  # those at +inf come first
+    ordinary = scores.isfinite() & t.isfinite() & (rest > 0)
+    ordinary = ordinary & (rest < ordinary.sum(-1, keepdim=True))
+    away = (torch.where(ordinary, scores, 0.0) - torch.where(t.isfinite(), t, 0.0)) / tau
+    u = away + _shift(away, rest, ordinary, family)
+    return torch.where(ordinary, family.log_f(u), y.log())
+
+
+_log = door(_log_of, name="log_soft_topk", options=None, native_half=False, fractional=True)
+
+
+def _shift(away: Tensor, k: Tensor, ordinary: Tensor, family: Family) -> Tensor:
+    """What is left of the shift, and its derivative: the mean of the others' moves, weighed by their slopes."""
+    assert family.log_slope is not None
+    with torch.no_grad():
+        s = _polish(away, k, ordinary, family)
+        slope = torch.where(ordinary, family.log_slope(away + s), -torch.inf)
+        total = slope.logsumexp(-1, keepdim=True)
+        weight = torch.where(total > -torch.inf, (slope - total).exp(), 0.0)
+    s = s - (weight * (away - away.detach())).sum(-1, keepdim=True)
+    # The derivative in k grows without bound as the row saturates.
+    return s + (k - k.detach()) * (-total).clamp(max=80.0).exp()
+
+
+def _polish(away: Tensor, k: Tensor, ordinary: Tensor, family: Family) -> Tensor:
+    """The shift at which those below have as much as those above lack, by Newton steps on the logarithm of the ratio."""
+    assert family.log_f is not None and family.log_slope is not None
+    s = torch.zeros_like(away[..., :1])
+    for _ in range(_ROUNDS):
+        u = away + s
+        below, above = ordinary & (u < 0), ordinary & (u >= 0)
+        tail, slope = family.log_f(-u.abs()), family.log_slope(u)
+        missing = k - above.sum(-1, keepdim=True)
+        have = torch.logaddexp(_total(tail, below), (-missing).clamp(min=0).log())
+        lack = torch.logaddexp(_total(tail, above), missing.clamp(min=0).log())
+        step = (lack - have) / ((_total(slope, below) - have).exp() + (_total(slope, above) - lack).exp())
+        s = s + torch.where(step.isfinite(), step, 0.0).to(s.dtype)
+    return s
+
+
+def _total(logs: Tensor, among: Tensor) -> Tensor:
+    return torch.where(among, logs, -torch.inf).logsumexp(-1, keepdim=True)
