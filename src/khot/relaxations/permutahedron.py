@@ -167,7 +167,7 @@ def _magnitude_threshold(size: Tensor, k: Number, tau: Tensor, m: float) -> Tens
 def _search(size: Tensor, k: Number, tau: Tensor, m: float) -> Tensor:
     """Newton steps inside a bracket that always holds the root, and bisection where they leave it or crawl."""
     high = size.amax(-1, keepdim=True)
-    low = torch.where(torch.as_tensor(k, device=size.device) <= 0, high, 0.0)
+    low = torch.where(torch.as_tensor(k, dtype=size.dtype, device=size.device) <= 0, high, 0.0)
     t, before = (low + high) / 2, torch.full_like(high, torch.inf)
     looks = readable(size)
     for _ in range(16 * size.element_size() if looks else 8 * size.element_size()):

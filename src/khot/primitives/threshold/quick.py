@@ -70,7 +70,7 @@ def guess(x: Tensor, k: Number, size: Number, tau: Number, family: Family, rows:
 def _inverse(family: Family, share: Number, x: Tensor) -> Number:
     if isinstance(share, Tensor):
         return family.inverse(share).to(x.dtype)
-    return float(family.inverse(torch.tensor(share, dtype=torch.float64)))
+    return float(family.inverse(torch.tensor(share, dtype=torch.float64, device="cpu")))
 
 
 def argument(x: Tensor, t: Tensor, s: Tensor | None, tau: Number) -> Tensor:
