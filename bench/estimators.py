@@ -32,7 +32,7 @@ def sampford(scores: Tensor, subsets: Tensor) -> Tensor:
     import khot
 
     probs = khot.soft_topk(scores, int(subsets[0].sum()))
-    return khot.DESIGNS["sampford"].extras["log_prob"](probs.expand_as(subsets), subsets).exp()
+    return khot.DESIGNS["sampford"].log_prob(probs.expand_as(subsets), subsets).exp()
 
 
 def successive(odds: Tensor, subsets: Tensor) -> Tensor:

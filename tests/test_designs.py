@@ -5,11 +5,12 @@ from itertools import combinations, permutations, product
 
 import pytest
 import torch
-from scipy import stats
+from scipy import integrate, stats
 
 import khot
 from khot.designs import brewer as brewer_design
 from khot.designs.brewer import brewer_weights
+from khot.designs.sampford import by_rejection, pareto_weights
 from khot.primitives.fixed_point import fixed_point
 
 PI = torch.tensor([0.2, 0.7, 0.8, 0.5, 0.4, 0.4], dtype=torch.float64)
@@ -110,7 +111,7 @@ def enumerate_brewer(pi: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def by_log_prob(name: str, pi: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     masks = subsets(len(pi), round(float(pi.sum())))
-    return masks, khot.DESIGNS[name].extras["log_prob"](pi.expand_as(masks), masks).exp()
+    return masks, khot.DESIGNS[name].log_prob(pi.expand_as(masks), masks).exp()
 
 
 def over_orders(enumerate_one, pi: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -133,7 +134,7 @@ def enumerated(name: str, pi: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> 
         return enumerate_brewer(pi)
     if name == "poisson":
         masks = torch.tensor(list(product([0.0, 1.0], repeat=len(pi))), dtype=torch.float64)
-        return masks, khot.DESIGNS[name].extras["log_prob"](pi.expand_as(masks), masks).exp()
+        return masks, khot.DESIGNS[name].log_prob(pi.expand_as(masks), masks).exp()
     return by_log_prob(name, pi)
 
 
@@ -305,3 +306,29 @@ def test_pareto_is_off_by_what_is_said(adjusted, error):
     torch.manual_seed(6)
     z = khot.sample(PI, design="pareto", adjusted=adjusted, num_samples=400_000)
     assert abs((z.mean(0) - PI).abs().max().item() - error) < 4 * (0.25 / 400_000) ** 0.5
+
+
+def test_large_sampford_samples_are_accepted_with_the_right_probabilities():
+    """The weights of Pareto samples against an integral by scipy, and what is accepted against the enumeration."""
+    k = PI.sum().round().long().view(1, 1)
+    odds = PI / (1 - PI)
+    weights = pareto_weights(PI.unsqueeze(0), k)[0]
+    for i in range(6):
+
+        def integrand(t: float, i: int = i) -> float:
+            return t ** (int(k) - 1) / (1 + odds[i].item() * t) / float((1 + odds * t).prod())
+
+        exact = integrate.quad(integrand, 0, torch.inf, epsabs=0, epsrel=1e-12)[0] / float((1 - PI).prod())
+        assert abs(weights[i].item() / exact - 1) < 1e-11
+    masks, probs = by_log_prob("sampford", PI)
+    z = by_rejection(PI.expand(40_000, 6), k.expand(40_000, 1), torch.Generator().manual_seed(0))
+    counts = (z @ masks.T == int(k)).sum(0)
+    assert stats.chisquare(counts.numpy(), (probs * 40_000).numpy()).pvalue > 1e-4
+
+
+def test_large_sampford_rows_beside_small_ones():
+    torch.manual_seed(0)
+    probs = khot.soft_topk(torch.randn(3, 1000), torch.tensor([2.0, 100.0, 900.0]))
+    z = khot.sample(probs, design="sampford", num_samples=300)
+    assert bool((z.sum(-1) == torch.tensor([2.0, 100.0, 900.0])).all())
+    assert (z.mean(0) - probs).abs().max() < 6 * 0.5 / 300**0.5

@@ -96,7 +96,7 @@ def design_gradient(design: str, objective, x: torch.Tensor) -> torch.Tensor:
         odds = pi / (1 - pi)
         probs = torch.stack([sum(_order(odds, o) for o in permutations(m.nonzero().flatten().tolist())) for m in masks])
     else:
-        probs = khot.DESIGNS[design].extras["log_prob"](pi.expand_as(masks), masks).exp()
+        probs = khot.DESIGNS[design].log_prob(pi.expand_as(masks), masks).exp()
     (grad,) = torch.autograd.grad((probs * objective(masks)).sum(), x)
     return grad
 

@@ -11,7 +11,7 @@ from torch.distributions import OneHotCategorical, kl_divergence
 
 from khot.distributions import KSubset, k_hot
 from khot.primitives.calibrate import calibrate
-from khot.primitives.poisson_binomial import log_partition, log_partition_recursion, marginals
+from khot.primitives.poisson_binomial import log_partition, marginals
 from khot.primitives.subsets import draw_subsets
 from khot.soft import soft_topk
 
@@ -26,6 +26,15 @@ def brute(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """All subsets and their probabilities."""
     masks = KSubset(k=k, logits=logits).enumerate_support()
     return masks, torch.softmax((masks * logits).sum(-1), 0)
+
+
+def log_partition_recursion(logits: torch.Tensor, k: int) -> torch.Tensor:
+    """The textbook recursion in the log domain, one item at a time: log e_j grows by logit + log e_{j-1}."""
+    row = torch.full((*logits.shape[:-1], k + 1), -torch.inf, dtype=logits.dtype)
+    row[..., 0] = 0.0
+    for logit in logits.unbind(-1):
+        row = torch.cat((row[..., :1], torch.logaddexp(row[..., 1:], row[..., :-1] + logit.unsqueeze(-1))), -1)
+    return row[..., k]
 
 
 CASES = [(1, 0), (1, 1), (5, 0), (5, 1), (5, 4), (5, 5), (7, 3), (8, 4)]
@@ -155,6 +164,69 @@ def test_extremes_stay_finite():
     torch.testing.assert_close(sure.mean, torch.tensor([1.0, 0.2689, 0.7311, 0.0]), rtol=0, atol=1e-4)
     torch.testing.assert_close(sure.log_prob(sure.enumerate_support()).exp().sum(), torch.tensor(1.0))
     assert bool((sure.sample((50,))[:, 0] == 1).all()) and bool((sure.sample((50,))[:, 3] == 0).all())
+
+
+def test_a_common_constant_changes_nothing():
+    """However large: log_prob, entropy and divergence come from differences to it."""
+    x = torch.tensor([0.0, 1.0, -1.0, 0.5])
+    d, far = KSubset(k=2, logits=torch.zeros(4)), KSubset(k=2, logits=torch.full((4,), 1e30))
+    for part in (lambda d: d.log_prob(torch.tensor([1.0, 1.0, 0.0, 0.0])), lambda d: d.entropy(), lambda d: d.mean, lambda d: d.joint):
+        torch.testing.assert_close(part(far), part(d))
+    for a, b in ((d, far), (far, d)):
+        assert abs(kl_divergence(a, b).item()) < 1e-6
+        torch.testing.assert_close(kl_divergence(KSubset(k=2, logits=x), a), kl_divergence(KSubset(k=2, logits=x), b))
+    assert abs(far.log_prob(torch.tensor([1.0, 1.0, 0.0, 0.0])).item() + math.log(6)) < 1e-6
+
+
+def test_validate_args_can_be_turned_off():
+    nan = torch.tensor([torch.nan, 0.0, 1.0])
+    assert bool(KSubset(k=1, logits=nan, validate_args=False).mean.isnan().any())
+    KSubset(k=2, logits=torch.tensor([-torch.inf, -torch.inf, 0.0]), validate_args=False)
+    KSubset(k=2, probs=torch.tensor([0.5, 0.5, 0.5]), validate_args=False)
+    d = KSubset(k=1, logits=torch.zeros(3), validate_args=False)
+    assert d.log_prob(torch.tensor([1.0, 1.0, 0.0])) == -torch.inf
+    with pytest.raises(ValueError, match="nan"):
+        KSubset(k=1, logits=nan, validate_args=True)
+
+
+def test_support_has_a_name():
+    assert repr(KSubset(k=2, logits=torch.zeros(3)).support) == "k_hot(k=2)"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision(dtype):
+    """Sizes and sums beyond what half precision can count."""
+    logits = torch.randn(700).to(dtype)
+    d, wide = KSubset(k=257, logits=logits), KSubset(k=257, logits=logits.double())
+    z = d.sample((2,))
+    assert z.dtype == dtype and bool((z.double().sum(-1) == 257).all()) and bool(d.support.check(z).all())
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(d.mean.double(), wide.mean, rtol=eps, atol=eps)
+    torch.testing.assert_close(d.log_prob(z).double(), wide.log_prob(z.double()), rtol=eps, atol=eps)
+    torch.testing.assert_close(d.covariance.double(), wide.covariance, rtol=eps, atol=1e-6)
+    assert bool((KSubset(k=257, probs=d.mean).sample().double().sum(-1) == 257).all())
+
+
+def test_no_items_and_one():
+    none = KSubset(k=0, logits=torch.zeros(2, 0))
+    assert none.mean.shape == (2, 0) and none.sample((3,)).shape == (3, 2, 0) and none.joint.shape == (2, 0, 0)
+    assert none.log_prob(torch.zeros(2, 0)).tolist() == [0.0, 0.0] and none.entropy().tolist() == [0.0, 0.0]
+    one = KSubset(k=1, logits=torch.zeros(1))
+    assert one.joint.tolist() == [[1.0]] and one.sample().tolist() == [1.0]
+    assert KSubset(k=2, logits=torch.zeros(0, 5)).joint.shape == (0, 5, 5)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 10.0, 100.0])
+@pytest.mark.parametrize("k", [1, 60, 150, 299])
+def test_pairs_of_many_items(k, scale):
+    """Rows of the joint probabilities sum to k times the mean, and given an item the others are a smaller subset."""
+    logits = torch.randn(300, dtype=F64) * scale
+    d = KSubset(k=k, logits=logits)
+    torch.testing.assert_close(d.joint.sum(-1), k * d.mean, rtol=1e-11, atol=1e-13)
+    i = int(logits.argsort()[-k])
+    others = KSubset(k=k - 1, logits=logits.index_fill(0, torch.tensor(i), -torch.inf)).mean
+    others = (d.mean[i] * others).index_put((torch.tensor(i),), d.mean[i])
+    torch.testing.assert_close(d.joint[i], others, rtol=0, atol=300 * torch.finfo(F64).eps)  # a product of 300 factors
 
 
 def test_samples_have_the_frequencies():

@@ -10,16 +10,14 @@ import torch
 from torch import Generator, Size, Tensor
 from torch.distributions import Distribution, constraints, register_kl
 
-from khot._tensors import readable
+from khot._tensors import readable, wide_dtype
 from khot.checks import check_k, check_scores
-from khot.designs.conditional_poisson import subset_log_prob
 from khot.hard import straight_through, topk_mask
 from khot.primitives.calibrate import calibrate
-from khot.primitives.poisson_binomial import log_partition, marginals
+from khot.primitives.pairs import pair_probs
+from khot.primitives.poisson_binomial import log_chance, log_partition, marginals, tilted_weights
 from khot.primitives.subsets import draw_subsets
 from khot.sampling import check_probs
-
-_CHUNK = 1 << 20  # how many entries of the joint probabilities are worked on at once
 
 
 class k_hot(constraints.Constraint):
@@ -33,7 +31,10 @@ class k_hot(constraints.Constraint):
         super().__init__()
 
     def check(self, value: Tensor) -> Tensor:
-        return ((value == 0) | (value == 1)).all(-1) & (value.sum(-1) == self.k)
+        return ((value == 0) | (value == 1)).all(-1) & ((value == 1).sum(-1) == self.k)
+
+    def __repr__(self) -> str:
+        return f"k_hot(k={self.k})"
 
 
 class KSubset(Distribution):
@@ -42,12 +43,14 @@ class KSubset(Distribution):
     .. math:: p(z) = \frac{\exp(\lambda^\top z)}{e_k(\exp \lambda)}, \quad z \in \{0, 1\}^n,\ \textstyle\sum_i z_i = k
 
     At ``k = 1`` it is :class:`torch.distributions.OneHotCategorical`. Sums over subsets cost O(nk) and are done in double precision
-    whatever the dtype, stable for any logits. See :mod:`khot.primitives.poisson_binomial`.
+    whatever the dtype, stable for any logits. See :mod:`khot.primitives.poisson_binomial`. Everything but a sample is differentiable
+    any number of times, backwards and forwards; in ``probs`` along directions that keep their sum.
 
     Args:
         k: the size, a whole number.
         probs: ``(..., n)`` inclusion probabilities that sum to k; the logits are calibrated to them.
         logits: ``(..., n)``, up to a common constant; -inf excludes an item, +inf makes it certain.
+        validate_args: whether to look at the values given, here and in ``log_prob``; by default as torch's distributions do.
 
     Example:
         >>> d = KSubset(k=2, logits=torch.logit(torch.tensor([0.3, 0.6, 0.5, 0.2])))
@@ -73,15 +76,14 @@ class KSubset(Distribution):
         check_scores(given, name="logits" if probs is None else "probs")
         check_k(k, given, fractional=False)
         self.k, self._dtype, self._probs = int(k), given.dtype, probs
-        if probs is not None:
-            check_probs(probs, self.k)
-        self.logits: Tensor = given if probs is None else calibrate(given, self._sizes(given))
-        self._check_feasible()
+        validate = Distribution._validate_args if validate_args is None else validate_args
+        if probs is not None and validate:
+            check_probs(probs, self.k, eps=torch.finfo(probs.dtype).eps)
+        self.logits: Tensor = given if probs is None else calibrate(given, self.k)
+        if validate:
+            self._check_feasible()
         super().__init__(given.shape[:-1], given.shape[-1:], validate_args=False)
-        self._validate_args = Distribution._validate_args if validate_args is None else validate_args
-
-    def _sizes(self, like: Tensor) -> Tensor:
-        return torch.full((*like.shape[:-1], 1), self.k, dtype=torch.long, device=like.device)
+        self._validate_args = validate
 
     def _check_feasible(self) -> None:
         if not readable(self.logits) or self.logits.numel() == 0:
@@ -107,13 +109,16 @@ class KSubset(Distribution):
     @property
     def mean(self) -> Tensor:
         """The inclusion probabilities, differentiable in the parameters."""
-        if self._probs is not None:
-            return self._probs
-        return marginals(self.logits, self._sizes(self.logits)).probs.to(self._dtype)
+        return self._mean().to(self._dtype)
+
+    def _mean(self) -> Tensor:
+        """The same in double precision, as given or computed."""
+        return marginals(self.logits, self.k).probs if self._probs is None else self._probs.to(wide_dtype(self._probs))
 
     @property
     def variance(self) -> Tensor:
-        return self.mean * (1 - self.mean)
+        mean = self._mean()
+        return (mean * (1 - mean)).to(self._dtype)
 
     @property
     def mode(self) -> Tensor:
@@ -121,52 +126,35 @@ class KSubset(Distribution):
 
     @property
     def joint(self) -> Tensor:
-        r"""Joint inclusion probabilities ``(..., n, n)``: :math:`\pi_{ij} = \pi_i \Pr[j \mid i]`, the diagonal that of the mean.
+        r"""Joint inclusion probabilities ``(..., n, n)``: :math:`\pi_{ij} = \Pr[z_i = z_j = 1]`, the diagonal that of the mean.
 
-        The other members given i are a (k-1)-subset without i, so nothing is subtracted and ties do no harm. O(n^2 k).
+        O(n^2 sqrt(k)), see :mod:`khot.primitives.pairs`.
         """
-        mean = marginals(self.logits, self._sizes(self.logits)).probs
-        n = mean.shape[-1]
-        rows = max(1, _CHUNK // max(1, mean.numel()))
-        parts = [self._given(mean, i) for i in torch.arange(n, dtype=torch.long, device=mean.device).split(rows)]
-        joint = torch.cat(parts, -2) if parts else mean.new_zeros((*mean.shape, n))
-        joint = (joint + joint.mT) / 2 + torch.diag_embed(mean)
-        return joint.to(self._dtype)
-
-    def _given(self, mean: Tensor, items: Tensor) -> Tensor:
-        """Rows ``items`` of the joint probabilities, with a diagonal of 0."""
-        chance = mean[..., items].unsqueeze(-1)
-        own = torch.nn.functional.one_hot(items, mean.shape[-1]).bool()
-        # Without item i; where i is never drawn, something harmless.
-        logits = torch.where(chance > 0, self.logits.unsqueeze(-2), 0.0).masked_fill(own, -torch.inf)
-        others = marginals(logits, self._sizes(logits).sub_(1).clamp_(min=0)).probs
-        return chance * others
+        return pair_probs(self.logits, self.k, self.mean)
 
     @property
     def covariance(self) -> Tensor:
         """Covariance matrix ``(..., n, n)``: the derivative of the mean in the logits."""
-        mean = self.mean
-        return self.joint - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+        mean = self._mean()
+        return (pair_probs(self.logits, self.k, mean) - mean.unsqueeze(-1) * mean.unsqueeze(-2)).to(self._dtype)
 
     @property
     def log_total(self) -> Tensor:
         """The log of the sum of all weights, ``log e_k(exp logits)``, in double precision."""
-        return log_partition(self.logits, self._sizes(self.logits))
+        return log_partition(self.logits, self.k)
 
     def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:
             self._validate_sample(value)
-        total = self.log_total
-        return subset_log_prob(self.logits, self._sizes(self.logits), value.to(total.dtype), total).to(self._dtype)
+        return log_chance(self.logits, self.k, value).to(self._dtype)
 
     def entropy(self) -> Tensor:
-        weight = torch.where(self.logits.isfinite(), self.logits, 0.0)
-        found = marginals(self.logits, self._sizes(self.logits))
-        return (found.log_total - (found.probs * weight).sum(-1)).to(self._dtype)
+        found = marginals(self.logits, self.k)
+        return (found.log_tilted - (found.probs * found.tilted).sum(-1)).to(self._dtype)
 
     def sample(self, sample_shape: Any = Size(), generator: Generator | None = None) -> Tensor:  # noqa: B008, as in torch
         shape = Size(sample_shape)
-        flat = draw_subsets(self.logits.detach(), self._sizes(self.logits), shape.numel(), generator)
+        flat = draw_subsets(self.logits.detach(), self.k, shape.numel(), generator)
         return flat.reshape(shape + self.logits.shape).to(self._dtype)
 
     def rsample(self, sample_shape: Any = Size(), generator: Generator | None = None) -> Tensor:  # noqa: B008, as in torch
@@ -199,8 +187,8 @@ class KSubset(Distribution):
 def _kl_ksubset_ksubset(p: KSubset, q: KSubset) -> Tensor:
     if p.k != q.k or p.event_shape != q.event_shape:
         raise ValueError(f"the divergence needs subsets of the same size of the same items, got {p} and {q}")
-    mean, _, log_total = marginals(p.logits, p._sizes(p.logits))
-    gap = torch.where(p.logits.isfinite(), p.logits, 0.0).double() - torch.where(q.logits.isfinite(), q.logits, 0.0).double()
-    value = (mean * gap).sum(-1) - log_total + q.log_total
+    own, (other, other_total) = marginals(p.logits, p.k), tilted_weights(q.logits, q.k)
+    mean = own.probs
+    value = (mean * (own.tilted - other)).sum(-1) - own.log_tilted + other_total
     outside = ((q.logits == -torch.inf) & (mean > 0) | (q.logits == torch.inf) & (mean < 1)).any(-1)
     return value.masked_fill(outside, torch.inf).to(p._dtype)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, ParamSpec
 
@@ -80,11 +80,12 @@ class Design:
     paper: str
     exact: bool  # E[sample] = probs
     fixed_size: bool = True
-    log_prob: bool = False  # the probability of a sample has a closed form that is offered
+    log_prob: Callable[[Tensor, Tensor], Tensor] | None = None  # (probs, sample) -> (...), where the probability has a closed form
     positive_joint: bool = True  # every pair has a positive joint probability
     many: bool = False  # draw takes num_samples and prepares once for all of them
+    vmaps: bool = True  # draws inside torch.func.vmap, with randomness "different" and "same"
+    compiles: bool = True  # torch.compile takes it as one graph, and fake tensors pass
     note: str = ""
-    extras: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.name

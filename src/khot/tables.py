@@ -24,7 +24,14 @@ _RELAXATION_FLAGS = {
     "grad_k": "∂k",
     "grad_tau": "∂τ",
 }
-_DESIGN_FLAGS = {"exact": "exact π", "fixed_size": "size k", "log_prob": "log p", "positive_joint": "joint > 0"}
+_DESIGN_FLAGS = {
+    "exact": "exact π",
+    "fixed_size": "size k",
+    "log_prob": "log p",
+    "positive_joint": "joint > 0",
+    "vmaps": "vmap",
+    "compiles": "compile",
+}
 _PROMISES = ("grad_k", "grad_tau", "sparse", "smooth", "sums_to_k")  # shown in columns of their own
 _MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -86,7 +93,7 @@ def _short(value: Any) -> str:
     return repr(value) if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _tick(value: bool) -> str:
+def _tick(value: object) -> str:
     return "✓" if value else "·"
 
 

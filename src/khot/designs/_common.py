@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
+from khot._tensors import readable
+
 
 def uniform(like: Tensor, generator: Generator | None) -> Tensor:
     """Uniform on the open interval (0, 1), so that a logarithm or a logit is finite."""
@@ -31,12 +33,13 @@ def largest(keys: Tensor, k: Tensor) -> Tensor:
     mask = torch.zeros_like(keys)
     if k.numel() == 0 or keys.shape[-1] == 0:
         return mask
+    if not readable(k):
+        chosen = torch.arange(keys.shape[-1], dtype=torch.long, device=k.device) < k
+        return mask.scatter(-1, keys.argsort(dim=-1, descending=True, stable=True), chosen.to(keys.dtype).expand(keys.shape))
     low, high = (int(bound) for bound in k.aminmax())
     top = keys.topk(high, sorted=low != high).indices
-    chosen = (
-        torch.ones_like(keys[..., :high]) if low == high else (torch.arange(high, dtype=torch.long, device=k.device) < k).to(keys.dtype)
-    )
-    return mask.scatter_(-1, top, chosen)
+    chosen = torch.arange(high, dtype=torch.long, device=k.device) < k
+    return mask.scatter(-1, top, chosen.to(keys.dtype).expand(top.shape))
 
 
 def logit(probs: Tensor) -> Tensor:

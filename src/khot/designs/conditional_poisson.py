@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor
 
 from khot.primitives.calibrate import calibrate
-from khot.primitives.poisson_binomial import log_partition
+from khot.primitives.poisson_binomial import log_chance
 from khot.primitives.subsets import draw_subsets
 from khot.registry import design
 
@@ -14,16 +14,7 @@ from khot.registry import design
 def conditional_poisson_log_prob(probs: Tensor, sample: Tensor) -> Tensor:
     """``(..., n), (..., n) -> (...)`` in float64; -inf for a sample that cannot be drawn."""
     k = probs.sum(-1, keepdim=True, dtype=torch.float64).round().long()
-    logits = calibrate(probs, k)
-    return subset_log_prob(logits, k, sample, log_partition(logits, k))
-
-
-def subset_log_prob(logits: Tensor, k: Tensor, sample: Tensor, log_total: Tensor) -> Tensor:
-    """The log of a subset's weight over the total; certain items weigh nothing and must be there, excluded ones must not."""
-    weight = torch.where(logits.isfinite(), logits, 0.0)
-    wrong = ((logits == torch.inf) & (sample == 0) | (logits == -torch.inf) & (sample != 0)).any(-1)
-    wrong = wrong | (sample.sum(-1) != k.squeeze(-1))
-    return ((weight * sample).sum(-1) - log_total).masked_fill(wrong, -torch.inf)
+    return log_chance(calibrate(probs, k), k, sample)
 
 
 @design(
@@ -31,9 +22,8 @@ def subset_log_prob(logits: Tensor, k: Tensor, sample: Tensor, log_total: Tensor
     cost="O(nk) a step of calibration",
     paper="Hajek 1964; Chen, Dempster and Liu 1994",
     exact=True,
-    log_prob=True,
     note="maximum entropy",
-    extras={"log_prob": conditional_poisson_log_prob},
+    log_prob=conditional_poisson_log_prob,
 )
 def conditional_poisson(probs: Tensor, k: Tensor, *, generator: Generator | None = None, num_samples: int = 1) -> Tensor:
     r"""The design of maximum entropy: independent coins, given that ``k`` of them show heads.

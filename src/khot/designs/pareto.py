@@ -37,5 +37,5 @@ def pareto(probs: Tensor, k: Tensor, *, generator: Generator | None = None, adju
     if adjusted:
         spread = probs * (1 - probs)
         # The term is an expansion in 1/d; below 1 it would overrule the probabilities.
-        keys -= spread * (probs - 0.5) / spread.sum(-1, keepdim=True).square().clamp(min=1.0)
+        keys = keys - spread * (probs - 0.5) / spread.sum(-1, keepdim=True).square().clamp(min=1.0)
     return largest(keys, k)

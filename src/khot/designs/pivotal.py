@@ -52,7 +52,7 @@ def _round(value: Tensor, place: Tensor, out: Tensor, one: int, generator: Gener
     weight, against = torch.where(over, one - b, a), torch.where(over, 2 * one - total, total)
     u = torch.rand(a.shape, dtype=torch.float64 if a.device.type != "mps" else torch.float32, device=a.device, generator=generator)
     # Kept from rounding up to the whole: a certain winner wins, always.
-    a_wins = u.clamp_(max=1 - torch.finfo(u.dtype).eps).mul_(against) < weight
+    a_wins = u.clamp_(max=1 - torch.finfo(u.dtype).eps).mul(against) < weight
     a_settles = a_wins == over  # the winner settles when it is taken, the loser when it is dropped
     place_a, place_b = place[..., 0:paired:2], place[..., 1:paired:2]
     out.scatter_(-1, torch.where(a_settles, place_a, place_b), over.to(out.dtype))

@@ -19,9 +19,8 @@ def poisson_log_prob(probs: Tensor, sample: Tensor) -> Tensor:
     paper="Hajek 1964",
     exact=True,
     fixed_size=False,
-    log_prob=True,
     note="random size",
-    extras={"log_prob": poisson_log_prob},
+    log_prob=poisson_log_prob,
 )
 def poisson(probs: Tensor, k: Tensor, *, generator: Generator | None = None) -> Tensor:
     """Each item by itself with its probability: the size is random. The baseline.

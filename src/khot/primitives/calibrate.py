@@ -5,7 +5,7 @@ The logits maximise the concave :math:`g(\lambda) = \pi^\top \lambda - \log e_k(
 \operatorname{logit} \pi(\lambda)` (Chen, Dempster and Liu 1994) moves every coordinate uphill, as the two differences have the same
 signs; where it is slow, a Newton step takes its place, uphill too. A step is halved until it gains enough, which makes the ascent of
 a concave function converge from everywhere. The change of logits with the probabilities
-is the inverse of the covariance, applied by conjugate gradients.
+is the inverse of the covariance, see :mod:`khot.primitives.covariance`.
 """
 
 from __future__ import annotations
@@ -15,45 +15,68 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import Function, once_differentiable
+from torch.autograd.function import Function
 
+from khot._tensors import in_transform, is_recorded, readable, wide_dtype
+from khot.primitives.covariance import in_front, solve_covariance
 from khot.primitives.fixed_point import spread
+from khot.primitives.operators import define, derive
 from khot.primitives.poisson_binomial import marginals
 
 MAX_ITERS = 200
-_TINY = torch.finfo(torch.float64).tiny
 _SHORTEST = 1e-8  # a step that was halved to this has met the limit of rounding
 _FARTHEST = 8.0  # a Newton step in logits is cut here; far from the top the quadratic model knows little
 
 
-def calibrate(probs: Tensor, k: Tensor) -> Tensor:
+def calibrate(probs: Tensor, k: Tensor | int) -> Tensor:
     """Logits ``(..., n)`` in float64 such that the marginals of their k-subset distribution are ``probs``.
+
+    Differentiable any number of times, in directions that keep the sum; the common constant of the logits is not determined.
 
     Args:
         probs: ``(..., n)`` in [0, 1] with sum ``k`` up to rounding; 0 gives -inf, 1 gives +inf. Receives a gradient.
-        k: ``(..., 1)`` whole numbers.
+        k: a whole number, or ``(..., 1)`` whole numbers.
 
     Example:
         >>> probs = torch.tensor([0.2, 0.7, 0.8, 0.5, 0.4, 0.4])
-        >>> marginals(calibrate(probs, torch.tensor([3])), torch.tensor([3])).probs.float()
+        >>> marginals(calibrate(probs, 3), 3).probs.float()
         tensor([0.2000, 0.7000, 0.8000, 0.5000, 0.4000, 0.4000])
     """
-    return _Calibrate.apply(probs, k)
+    sizes = k if isinstance(k, Tensor) else torch.full((1,), k, dtype=torch.long, device=probs.device)
+    if is_recorded() and not in_transform():
+        return torch.ops.khot.calibrate(probs, sizes)
+    return _Calibrate.apply(probs, sizes)
+
+
+def _calibrated(probs: Tensor, k: Tensor) -> Tensor:
+    k = k.expand(*probs.shape[:-1], 1)
+    return _ascend(spread(probs.detach(), k), k)
 
 
 class _Calibrate(Function):
     @staticmethod
-    def forward(ctx: Any, probs: Tensor, k: Tensor) -> Tensor:
-        logits = _ascend(spread(probs, k), k)
-        ctx.save_for_backward(logits, k)
-        ctx.dtype = probs.dtype
-        return logits
+    def forward(probs: Tensor, k: Tensor) -> Tensor:
+        return _calibrated(probs, k)
 
     @staticmethod
-    @once_differentiable
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.dtype = inputs[0].dtype
+        ctx.save_for_backward(output, inputs[1])
+        ctx.save_for_forward(output, inputs[1])
+
+    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         logits, k = ctx.saved_tensors
-        return _solve_covariance(logits, k, grad).to(ctx.dtype), None
+        return solve_covariance(logits, k, grad).to(ctx.dtype), None
+
+    @staticmethod
+    def jvp(ctx: Any, move: Tensor, _: None) -> Tensor:
+        logits, k = ctx.saved_tensors
+        return solve_covariance(logits, k, move.to(logits.dtype))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, int | None], probs: Tensor, k: Tensor) -> tuple[Tensor, int]:
+        return calibrate(*in_front(info, in_dims, probs, k)), 0
 
 
 class _Look(NamedTuple):
@@ -74,10 +97,10 @@ def _ascend(probs: Tensor, k: Tensor) -> Tensor:
     newton = torch.zeros_like(seen.error, dtype=torch.bool)
     for _ in range(MAX_ITERS):
         done = (seen.error <= 8 * torch.finfo(probs.dtype).eps) | (step < _SHORTEST)
-        if bool(done.all()):
+        if readable(done) and bool(done.all()):
             break
         way = step * seen.direction
-        if bool(newton.any()):
+        if not readable(newton) or bool(newton.any()):
             way = torch.where(newton, _newton(here, k, torch.where(done, 0.0, seen.gradient)), way)
         there = torch.where(target.isfinite(), here + way, target)
         new = look(there)
@@ -100,7 +123,7 @@ def _start(probs: Tensor, target: Tensor) -> Tensor:
 def _look(logits: Tensor, *, target: Tensor, probs: Tensor, free: Tensor, k: Tensor) -> _Look:
     reached = marginals(logits, k)
     gradient = torch.where(free, _difference(target, reached.log_odds), 0.0)
-    value = torch.where(free, probs * logits, 0.0).sum(-1, keepdim=True) - reached.log_total.unsqueeze(-1)
+    value = (probs * reached.tilted).sum(-1, keepdim=True) - reached.log_tilted.unsqueeze(-1)
     return _Look(value, gradient.abs().amax(-1, keepdim=True), gradient, torch.where(free, target - reached.log_odds, 0.0))
 
 
@@ -111,36 +134,12 @@ def _difference(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _newton(logits: Tensor, k: Tensor, gradient: Tensor) -> Tensor:
-    way = _solve_covariance(logits, k, gradient)
+    way = solve_covariance(logits, k, gradient)
     return way * (_FARTHEST / way.abs().amax(-1, keepdim=True).clamp(min=_FARTHEST))
 
 
-def _solve_covariance(logits: Tensor, k: Tensor, grad: Tensor) -> Tensor:
-    """Conjugate gradients for ``Cov x = grad``, preconditioned by the variances, in the space of free items."""
-    free = logits.isfinite()
-    with torch.enable_grad():
-        point = logits.detach().requires_grad_()
-        mean = marginals(point, k).probs
-    variance = torch.where(free, (mean * (1 - mean)).detach().clamp(min=_TINY), 1.0)
+def _fake(probs: Tensor, k: Tensor) -> Tensor:
+    return torch.empty_like(probs, dtype=wide_dtype(probs), memory_format=torch.contiguous_format)
 
-    def covariance(x: Tensor) -> Tensor:
-        return torch.where(free, torch.autograd.grad(mean, point, x, retain_graph=True)[0], 0.0)
 
-    # The covariance is blind to a common shift of the logits, so that part of the gradient must not be asked for.
-    grad = torch.where(free, grad, 0.0)
-    share = torch.where(free, variance, 0.0) / torch.where(free, variance, 0.0).sum(-1, keepdim=True).clamp(min=_TINY)
-    residual = grad - share * grad.sum(-1, keepdim=True)
-    x = torch.zeros_like(residual)
-    scaled = residual / variance
-    direction, energy = scaled, (residual * scaled).sum(-1, keepdim=True)
-    first = energy
-    for _ in range(min(logits.shape[-1], 200)):
-        if bool((energy <= 1e-28 * first).all()):
-            break
-        image = covariance(direction)
-        length = (energy / (direction * image).sum(-1, keepdim=True)).nan_to_num(0.0, 0.0, 0.0)
-        x, residual = x + length * direction, residual - length * image
-        scaled = residual / variance
-        fresh = (residual * scaled).sum(-1, keepdim=True)
-        direction, energy = scaled + (fresh / energy).nan_to_num(0.0, 0.0, 0.0) * direction, fresh
-    return x
+derive(define("calibrate(Tensor probs, Tensor k) -> Tensor", _calibrated, _fake), _Calibrate.backward, _Calibrate.setup_context)

@@ -23,7 +23,7 @@ def hard_mask(x: Tensor, k: Tensor | int) -> Tensor:
         >>> hard_mask(torch.tensor([1.0, 3.0, 2.0, 3.0]), 2)
         tensor([0., 1., 0., 1.])
     """
-    x = x.detach()
+    x = x.detach() if x.requires_grad else x  # a batch of gradients cannot be detached, and need not be
     native = kernels.pick("mask", x, k)
     if native is not None:
         return native(x, k)

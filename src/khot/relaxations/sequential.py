@@ -8,24 +8,19 @@ from torch import Tensor
 from khot._settle import Among
 from khot._tensors import Number, column
 from khot.primitives.limits import check_size
+from khot.primitives.successive import successive_softmaxes, sum_of_softmaxes
 from khot.registry import relaxation
 
 
-def _log_rest(logits: Tensor) -> Tensor:
-    """``log(1 - softmax(logits))``; for the largest entry from the others, as 1 - p loses them."""
-    log_p = torch.log_softmax(logits, -1)
-    top = log_p.detach().argmax(-1, keepdim=True)
-    largest = torch.zeros_like(log_p, dtype=torch.bool).scatter(-1, top, torch.ones_like(top, dtype=torch.bool))
-    others = torch.logsumexp(log_p.masked_fill(largest, -torch.inf), -1, keepdim=True)
-    alone = others == -torch.inf  # nothing else is left to draw; the rows that follow are not used
-    others = torch.where(alone, 0.0, torch.logsumexp(log_p.masked_fill(largest & ~alone, -torch.inf), -1, keepdim=True))
-    small = torch.where(largest, -1.0, log_p)
-    return torch.where(largest, others, torch.log1p(-small.exp()))
-
-
-def _gumbel(scores: Tensor, generator: torch.Generator | None) -> Tensor:
+def gumbel_noise(scores: Tensor, generator: torch.Generator | None) -> Tensor:
     uniform = torch.rand(scores.shape, generator=generator, dtype=scores.dtype, device=scores.device)
     return -(-uniform.clamp(min=torch.finfo(scores.dtype).tiny).log()).log()
+
+
+def _logits(scores: Tensor, tau: Number, noise: bool, generator: torch.Generator | None, among: Among | None) -> Tensor:
+    keys = scores + gumbel_noise(scores, generator) if noise else scores
+    logits = keys / tau
+    return logits if among is None else logits.masked_fill(~among.items, -torch.inf)
 
 
 def _matrix(
@@ -38,18 +33,24 @@ def _matrix(
     among: Among | None = None,
 ) -> Tensor:
     check_size("sequential", *scores.shape[:-1], k, scores.shape[-1])
-    keys = scores + _gumbel(scores, generator) if noise else scores
-    width, rows = column(tau, scores), []
-    logits = _hidden(keys / width, among)
-    for i in range(k):
-        rows.append(torch.softmax(logits, -1))
-        if i + 1 < k:
-            logits = _hidden(logits + _log_rest(logits) / width, among)
-    return torch.stack(rows, -2) if rows else scores.unsqueeze(-2)[..., :0, :]
+    width = column(tau, scores)
+    return successive_softmaxes(_logits(scores, width, noise, generator, among), width, k)
 
 
-def _hidden(logits: Tensor, among: Among | None) -> Tensor:
-    return logits if among is None else logits.masked_fill(~among.items, -torch.inf)
+def _mask(
+    scores: Tensor,
+    k: int,
+    tau: Number = 1.0,
+    *,
+    noise: bool = False,
+    generator: torch.Generator | None = None,
+    among: Among | None = None,
+) -> Tensor:
+    if among is None:
+        width = column(tau, scores)
+        return sum_of_softmaxes(_logits(scores, width, noise, generator, None), width, k)
+    matrix = _matrix(scores, k, tau, noise=noise, generator=generator, among=among)
+    return torch.where(among.wanted(k), matrix, 0.0).sum(-2)
 
 
 @relaxation(
@@ -57,6 +58,7 @@ def _hidden(logits: Tensor, among: Among | None) -> Tensor:
     kind="matrix",
     cost="O(nk)",
     paper="Xie, Ermon 2019; Ploetz, Roth 2018",
+    mask=_mask,
     special=_matrix,
     smooth=False,
     bounded=False,
@@ -73,6 +75,9 @@ def sequential_matrix(
 
     With Gumbel noise on the scores the hard limit is a draw of k items without replacement; without it, the top-k. The subtracted
     logarithm is not divided by the scale of the scores, so that at a temperature of 1 or more even large scores stay soft.
+
+    The rows depend on each other, so that there is nothing to do but k softmaxes and k logarithms of n entries, one after the other;
+    the backward pass takes as long again and keeps two ``(..., k, n)`` tensors, the mask without a gradient none.
 
     Args:
         scores: ``(..., n)``.

@@ -1,0 +1,131 @@
+"""Derivatives of the k-subset distribution in every mode, and every way PyTorch has to transform or record a call."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import gradcheck, gradgradcheck
+from torch.distributions import kl_divergence
+
+import khot
+from khot.distributions import KSubset
+
+F64 = torch.float64
+Z = torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=F64)
+OTHER = KSubset(k=2, logits=torch.tensor([0.3, -1.0, 0.2, 0.9], dtype=F64))
+PARTS = {
+    "mean": lambda d: d.mean,
+    "variance": lambda d: d.variance,
+    "joint": lambda d: d.joint,
+    "covariance": lambda d: d.covariance,
+    "entropy": lambda d: d.entropy(),
+    "log_prob": lambda d: d.log_prob(Z),
+    "kl": lambda d: kl_divergence(d, OTHER),
+    "kl_other": lambda d: kl_divergence(OTHER, d),
+}
+
+
+def by_logits(x: torch.Tensor) -> KSubset:
+    return KSubset(k=2, logits=x, validate_args=False)
+
+
+def by_probs(x: torch.Tensor) -> KSubset:
+    """Probabilities that sum to 2 whatever x is."""
+    return KSubset(k=2, probs=khot.soft_topk(x, 2), validate_args=False)
+
+
+def scores(*rows: int) -> torch.Tensor:
+    return torch.randn(*rows, 4, dtype=F64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+
+
+CHECKED = [(by_logits, part) for part in ("mean", "joint", "entropy", "log_prob", "kl", "kl_other")]
+CHECKED += [(by_probs, part) for part in ("entropy", "log_prob")]
+
+
+@pytest.mark.parametrize(("make", "part"), CHECKED)
+def test_gradients_in_every_mode(make, part):
+    f = lambda x: PARTS[part](make(x))  # noqa: E731
+    everything = {"check_batched_grad": True, "check_forward_ad": True, "check_batched_forward_grad": True, "check_grad_dtypes": True}
+    assert gradcheck(f, scores(), **everything)
+    assert gradgradcheck(f, scores())
+
+
+def test_derivatives_of_third_order():
+    x = scores()
+    f = lambda x: torch.func.grad(lambda y: by_logits(y).entropy())(x)  # noqa: E731
+    assert gradgradcheck(f, x)
+
+
+@pytest.mark.parametrize("make", [by_logits, by_probs])
+def test_vectorized_jacobian(make):
+    f = lambda x: PARTS["covariance"](make(x))  # noqa: E731
+    x = scores(2)
+    plain = torch.autograd.functional.jacobian(f, x)
+    torch.testing.assert_close(torch.autograd.functional.jacobian(f, x, vectorize=True), plain)
+    torch.testing.assert_close(torch.autograd.functional.jacobian(f, x, vectorize=True, strategy="forward-mode"), plain)
+
+
+@pytest.mark.parametrize("make", [by_logits, by_probs])
+@pytest.mark.parametrize("part", PARTS)
+def test_function_transforms_agree(part, make):
+    f, x = lambda x: PARTS[part](make(x)), scores(3).detach()
+    torch.testing.assert_close(torch.func.vmap(f)(x), f(x))
+    torch.testing.assert_close(torch.func.jacfwd(f)(x[0]), torch.func.jacrev(f)(x[0]))
+
+
+@pytest.mark.parametrize("make", [by_logits, by_probs])
+@pytest.mark.parametrize("randomness", ["different", "same"])
+def test_samples_inside_vmap(make, randomness):
+    x = scores().detach().expand(200, 4)
+    z = torch.func.vmap(lambda x: make(x).sample((2,)), randomness=randomness)(x)
+    assert z.shape == (200, 2, 4) and bool((z.sum(-1) == 2).all())
+    assert bool((z == z[:1]).all()) == (randomness == "same")
+
+
+def test_samples_inside_vmap_have_the_frequencies():
+    x = scores().detach()
+    z = torch.func.vmap(lambda x: by_logits(x).sample(), randomness="different")(x.expand(20_000, 4))
+    assert (z.mean(0) - by_logits(x).mean).abs().max() < 5 * 0.5 / 20_000**0.5
+
+
+@pytest.mark.parametrize("make", [by_logits, by_probs])
+def test_gradient_of_a_sample_by_torch_func(make):
+    x, w = scores().detach(), torch.arange(4.0, dtype=F64)
+    found = torch.func.grad(lambda x: make(x).rsample() @ w)(x)
+    torch.testing.assert_close(found, torch.func.grad(lambda x: make(x).mean @ w)(x))
+
+
+@pytest.mark.parametrize("make", [by_logits, by_probs])
+def test_compiles_as_one_graph(make):
+    torch._dynamo.reset()
+
+    def f(x):
+        d = make(x)
+        z = d.sample((3,))
+        return d.log_prob(z).sum(0) + d.entropy() + d.joint.sum((-1, -2)), z, d.mean
+
+    x = scores(2)
+    value, z, mean = torch.compile(f, fullgraph=True, backend="aot_eager")(x)
+    d = make(x)
+    assert bool((z.sum(-1) == 2).all())
+    plain = d.log_prob(z).sum(0) + d.entropy() + d.joint.sum((-1, -2))
+    torch.testing.assert_close(value, plain)
+    torch.testing.assert_close(mean, d.mean)
+    for a, b in ((value, plain), (mean[..., 0], d.mean[..., 0])):
+        torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x, retain_graph=True)[0] for y in (a, b)))
+
+
+@pytest.mark.parametrize("make", [by_logits, by_probs])
+def test_fake_tensors(make):
+    with FakeTensorMode():
+        x = torch.empty(3, 4, dtype=F64)
+        d = make(x)
+        assert d.sample((2,)).shape == (2, 3, 4) and d.joint.shape == (3, 4, 4) and d.entropy().shape == (3,)
+    with FakeTensorMode(), pytest.raises(ValueError, match="generator="):
+        by_logits(torch.empty(3, 4)).sample(generator=torch.Generator())
+
+
+def test_inference_mode():
+    with torch.inference_mode():
+        probs = khot.soft_topk(torch.randn(3, 30, dtype=F64) * 20, 5)
+        d = KSubset(k=5, probs=probs)
+        assert bool((d.sample((4,)).sum(-1) == 5).all()) and bool(d.entropy().isfinite().all())
