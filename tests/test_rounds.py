@@ -173,7 +173,10 @@ def test_perturbed_is_unbiased() -> None:
 def test_perturbed_matrix_counts_the_places() -> None:
     scores = draw(2, 5).requires_grad_()
     matrix = khot.perturbed_matrix(scores, 3, 0.5, num_samples=50, generator=torch.Generator().manual_seed(3))
-    noise = torch.randn(2, 50, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    generator = torch.Generator().manual_seed(3)
+    drawn = torch.randn(1, 50, 5, generator=generator, dtype=torch.float64)[0]
+    signs = torch.randint(2, (2, 5), generator=generator, dtype=torch.float64) * 2 - 1
+    noise = torch.stack((drawn, drawn.roll(-1, -1))) * signs.unsqueeze(1)  # the second row begins one place further on
     seen = (scores.detach().unsqueeze(1) + 0.5 * noise).argsort(-1, descending=True)[..., :3]
     slow = torch.nn.functional.one_hot(seen, 5).double()
     assert_close(matrix, slow.mean(1))

@@ -2,39 +2,83 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import Function, once_differentiable
+from torch.autograd.function import Function
 
 from khot._settle import Among
-from khot._tensors import Number, column, deeper
+from khot._tensors import Number, column
 from khot.primitives.limits import check_size
+from khot.primitives.refuse import no_second_derivative
+from khot.primitives.select import largest
 from khot.registry import relaxation
+
+_GROUP = 8  # rows that share their noise, each turned by some places and with signs of its own
 
 
 class _Mean(Function):
     r"""The mean of the hard choices, with :math:`\partial_x E[f(x + \sigma z)] = E[f(x + \sigma z) z] / \sigma` for its gradient.
 
     ``f`` at the scores themselves is subtracted first: that changes no expectation, as the noise has mean 0, and much variance.
+    Also returns the choices, ``(..., samples, k)``, and the one without noise, ``(..., 1, k)``.
     """
 
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, sigma: Number, noise: Tensor, k: int, ordered: bool, among: Among | None) -> Tensor:
-        clean = scores if among is None else among.hide(scores)
-        index = (clean.unsqueeze(-2) + deeper(sigma) * noise).topk(k).indices  # (..., samples, k)
-        ctx.save_for_backward(noise, index, clean.topk(k).indices)
-        ctx.spread, ctx.ordered = sigma, ordered
-        return _counts(index, scores, ordered) / noise.shape[-2]
+    generate_vmap_rule = True
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        noise, index, still = ctx.saved_tensors
-        gains = _gain(grad, index, ctx.ordered) - _gain(grad, still.unsqueeze(-2), ctx.ordered)  # (..., samples)
-        slope = (gains.unsqueeze(-2) @ noise).squeeze(-2) / (noise.shape[-2] * ctx.spread)
-        return slope, None, None, None, None, None
+    def forward(
+        scores: Tensor, sigma: Number, noise: Tensor, signs: Tensor, items: Tensor | None, k: int, ordered: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        clean = scores if items is None else scores.masked_fill(~items, -torch.inf)
+        index = _choices(clean, sigma * signs, noise, k)
+        return _counts(index, scores, ordered) / noise.shape[-2], index, largest(clean, k).unsqueeze(-2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        scores, sigma, noise, signs, _, _, ctx.ordered = inputs
+        _, index, still = output
+        ctx.mark_non_differentiable(index, still)
+        ctx.sigma = None if isinstance(sigma, Tensor) else sigma
+        ctx.save_for_backward(scores, noise, signs, index, still, *((sigma,) if isinstance(sigma, Tensor) else ()))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        scores, noise, signs, index, still, *rest = ctx.saved_tensors
+        with torch.no_grad():
+            gains = _gain(grad, index, ctx.ordered) - _gain(grad, still, ctx.ordered)  # (..., samples)
+            slope = _times_noise(gains, noise, scores) * signs / (noise.shape[-2] * (rest[0] if rest else ctx.sigma))
+        return no_second_derivative(slope, "perturbed", scores, grad), None, None, None, None, None, None
+
+
+def _choices(scores: Tensor, scale: Tensor, noise: Tensor, k: int) -> Tensor:
+    """The ``k`` largest of each row under each draw, a group of rows at a time: all of the noisy scores never exist at once."""
+    n, turn = scores.shape[-1], _turn(scores)
+    rows, scales = (value.reshape(-1, n).gather(-1, turn).unsqueeze(-2) for value in (scores, scale.expand(scores.shape)))
+    groups = zip(rows.split(_GROUP), scales.split(_GROUP), turn.split(_GROUP), noise.unbind(0), strict=True)
+    parts = [_turned_back(largest(torch.addcmul(x, s, z), k), items) for x, s, items, z in groups]
+    return torch.cat(parts).reshape(*scores.shape[:-1], noise.shape[-2], k)
+
+
+def _turn(scores: Tensor) -> Tensor:
+    """Which item of each row, ``(rows, n)``, sees the noise at a place: each row of a group begins further on than the one before."""
+    n, rows = scores.shape[-1], math.prod(scores.shape[:-1])
+    row = torch.arange(rows, dtype=torch.long, device=scores.device).remainder(_GROUP).unsqueeze(-1)
+    return (torch.arange(n, dtype=torch.long, device=scores.device) - row * max(1, n // _GROUP)).remainder(n)
+
+
+def _turned_back(index: Tensor, turn: Tensor) -> Tensor:
+    """Places in turned rows, ``(rows, samples, k)``, as items."""
+    return turn.gather(-1, index.flatten(-2)).view(index.shape)
+
+
+def _times_noise(gains: Tensor, noise: Tensor, scores: Tensor) -> Tensor:
+    """The sums over all draws of ``gains`` ``(..., samples)`` times the noise of the row, ``(..., n)``."""
+    groups = zip(gains.reshape(-1, gains.shape[-1]).split(_GROUP), noise.unbind(0), strict=True)
+    sums = torch.cat([g @ z for g, z in groups])  # (rows, n), by places
+    return torch.zeros_like(sums).scatter(-1, _turn(scores), sums).reshape(scores.shape)
 
 
 def _counts(index: Tensor, scores: Tensor, ordered: bool) -> Tensor:
@@ -56,10 +100,12 @@ def _mean(
 ) -> Tensor:
     if num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, got {num_samples}")
-    shape = (*scores.shape[:-1], num_samples, scores.shape[-1])
-    check_size("perturbed", *shape, what="noise", fix="lower num_samples or split the batch")
+    fix = "lower num_samples or split the batch"
+    check_size("perturbed", *scores.shape[:-1], num_samples, max(1, k), what="table of choices", fix=fix)
+    shape = (max(1, -(-math.prod(scores.shape[:-1]) // _GROUP)), num_samples, scores.shape[-1])
     noise = torch.randn(shape, generator=generator, dtype=scores.dtype, device=scores.device)
-    return _Mean.apply(scores, column(tau, scores), noise, k, ordered, among)
+    signs = torch.randint(2, scores.shape, generator=generator, dtype=scores.dtype, device=scores.device) * 2 - 1
+    return _Mean.apply(scores, column(tau, scores), noise, signs, None if among is None else among.items, k, ordered)[0]
 
 
 def _mask(
@@ -110,7 +156,8 @@ def perturbed_matrix(
     .. math:: P = E_z[\mathrm{topk}(x + \tau z)], \quad z \sim N(0, I)
 
     estimated from ``num_samples`` draws, as is its gradient, :math:`E_z[\langle g, \mathrm{topk}(x + \tau z) \rangle z] / \tau`. Both
-    estimates are unbiased.
+    estimates are unbiased. Eight rows share their random numbers: each turns them by some items and gives them signs of its own, so
+    that the noise of every row is independent and normal, and the same item of two rows sees different numbers.
 
     Args:
         scores: ``(..., n)``.
