@@ -220,7 +220,7 @@ def test_monte_carlo_at_larger_n(row):
     assert (p_value > level) == (row.name != "gumbel")  # Pareto's error is below what this many rows can show
 
 
-@pytest.mark.parametrize("name", ["sampford", "conditional_poisson", "brewer"])
+@pytest.mark.parametrize("name", TABLE)
 def test_frequencies_of_subsets_match_the_probabilities(name, monkeypatch):
     torch.manual_seed(2)
     masks, weights = enumerated(name, PI, monkeypatch)

@@ -116,7 +116,7 @@ def test_straight_through_is_exact_for_affine_objectives_and_exact_designs_only(
     assert error(estimate, design_gradient("gumbel", OBJECTIVES["affine"], x)) > 0.02
 
 
-@pytest.mark.parametrize("design", ["systematic", "pivotal", "brewer"])
+@pytest.mark.parametrize("design", [name for name, row in khot.DESIGNS.items() if row.exact and row.fixed_size and row.log_prob is None])
 def test_straight_through_by_monte_carlo(design):
     """Along a path of scores, the mean objective changes by what the gradients add up to."""
     torch.manual_seed(3)

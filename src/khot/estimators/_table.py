@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ParamSpec, TypeAlias
+from typing import Any, Literal, ParamSpec, TypeAlias
 
 from torch import Tensor
 
@@ -33,6 +33,7 @@ class Estimator:
     estimate: Callable[..., Tensor]
     options: Mapping[str, Any]  # its own, name -> default
     paper: str
+    draws: Literal["k_subset", "design", "gumbel"] = "k_subset"  # the law of the masks: KSubset, its own design, noisy scores
     fractional: bool = False  # k may be a fraction or a tensor
     double_backward: bool = True
     forward_mode: bool = True
@@ -49,7 +50,7 @@ class Estimator:
 _COMMON = ("num_samples", "generator", "dim")
 
 
-def estimator(*, paper: str, **laws: bool) -> Callable[[Callable[P, Tensor]], Callable[P, Tensor]]:
+def estimator(*, paper: str, **laws: Any) -> Callable[[Callable[P, Tensor]], Callable[P, Tensor]]:
     """File the decorated body under its own name, and return it behind the checks.
 
     The body works along the last dimension, in float32 or better, with a ``k`` that has been checked; its objective takes such masks

@@ -11,7 +11,7 @@ from khot.registry import find_method
 from khot.relaxations.sequential import gumbel_noise
 
 
-@estimator(paper="Xie and Ermon 2019")
+@estimator(paper="Xie and Ermon 2019", draws="gumbel")
 def relaxed_gumbel(
     objective: Objective,
     scores: Tensor,

@@ -9,7 +9,7 @@ from khot.estimators._table import Objective, estimator
 from khot.sampling import sample_topk
 
 
-@estimator(paper="Bengio, Leonard and Courville 2013", fractional=True)
+@estimator(paper="Bengio, Leonard and Courville 2013", draws="design", fractional=True)
 def straight_through(
     objective: Objective,
     scores: Tensor,
