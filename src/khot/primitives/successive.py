@@ -2,7 +2,7 @@ r"""Successive softmaxes: each over what the ones before it have left.
 
 .. math:: p^{(i)} = \mathrm{softmax}(a^{(i)}), \quad a^{(i+1)} = a^{(i)} + \log(1 - p^{(i)}) / \tau
 
-At most one entry of a softmax exceeds 1/2. There 1 - p is the sum of the others, taken from their logits: p itself has lost it.
+At most one entry of a softmax exceeds 9/10. There 1 - p is the sum of the others, taken from their logits: p itself loses its digits.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from khot._tensors import Number, in_forward_mode, is_traced, readable, wide_dtype
+
+_LARGE = 0.9
 
 
 def successive_softmaxes(logits: Tensor, tau: Number, k: int) -> Tensor:
@@ -44,10 +46,13 @@ def sum_of_softmaxes(logits: Tensor, tau: Number, k: int) -> Tensor:
     learns = torch.is_grad_enabled() and (logits.requires_grad or isinstance(tau, Tensor) and tau.requires_grad)
     if learns or is_traced() or in_forward_mode() or not readable(logits):
         return successive_softmaxes(logits, tau, k).sum(-2)
-    total = torch.zeros_like(logits, dtype=wide_dtype(logits))
-    for _, p in _steps(logits, tau, k):
-        total += p
-    return total.to(logits.dtype)
+    total, part = torch.zeros_like(logits, dtype=wide_dtype(logits)), torch.zeros_like(logits)
+    for i, (_, p) in enumerate(_steps(logits, tau, k)):
+        part += p
+        if i % 32 == 31:  # a sum of more rows than that loses digits
+            total += part
+            part.zero_()
+    return total.add_(part).to(logits.dtype)
 
 
 def _composed(logits: Tensor, tau: Number, k: int) -> Tensor:
@@ -62,7 +67,7 @@ def _composed(logits: Tensor, tau: Number, k: int) -> Tensor:
 
 def _log_rest(log_p: Tensor) -> Tensor:
     """``log(1 - p)``."""
-    large = log_p > -math.log(2)
+    large = log_p > math.log(_LARGE)
     others = log_p.masked_fill(large, -torch.inf)
     alone = (others == -torch.inf).all(-1, keepdim=True)  # nothing else is left to draw; the rows that follow are not used
     others = torch.logsumexp(torch.where(alone, 0.0, others), -1, keepdim=True)
@@ -84,8 +89,8 @@ def _steps(logits: Tensor, tau: Number, k: int) -> Iterator[tuple[Tensor, Tensor
 
 
 def _large(logits: Tensor, p: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """If rows have an entry above 1/2: which rows, its place, the log of the others' weights and of their share."""
-    row = p.amax(-1) > 0.5
+    """If rows have a large entry: which rows, its place, the log of the others' weights and of their share."""
+    row = p.amax(-1) > _LARGE
     if bool(row.any()):
         a = logits[row]
         place = p[row].argmax(-1, keepdim=True)
