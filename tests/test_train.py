@@ -25,6 +25,7 @@ from khot.cli import main  # noqa: E402
 from khot.train import checkpoint, engine, records, results, sources  # noqa: E402
 from khot.train.batches import Batches, StepSampler, mix, uniform  # noqa: E402
 from khot.train.config import TrainConfig, differences, from_json, parse  # noqa: E402
+from khot.train.evaluate import open_model  # noqa: E402
 
 SMALL = {"image_size": 8, "dim": 16, "depth": 1, "num_heads": 2}
 
@@ -97,6 +98,23 @@ def test_a_resumed_run_is_the_run(data: Path, tmp_path: Path, monkeypatch: pytes
     with (tmp_path / "broken/log.csv").open() as file:
         steps = [int(row["step"]) for row in csv.DictReader(file)]
     assert steps == sorted([*range(1, 28), 9, 18, 27])  # every step once, and a line of validation per epoch
+
+
+REDUCED = {"reduce": {"at": [0], "score": "learned", "gradient": "sample"}, "keep": (1.0, 0.5), "ema": 0.5}
+
+
+def test_tokens_are_reduced_while_training(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = engine.train(config(data, tmp_path / "whole", **REDUCED))
+    interrupted(config(data, tmp_path / "broken", **REDUCED), 7, monkeypatch)
+    engine.train(config(data, tmp_path / "broken", **REDUCED))
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "broken"))
+    assert any("token_topk" in name for name in weights(tmp_path / "whole"))
+    full = engine.train(config(data, tmp_path / "full", epochs=1))
+    assert whole["macs"] < full["macs"]
+    model, _ = open_model(tmp_path / "whole/model.safetensors")
+    assert model.keep == 0.5
+    tuned = config(data, tmp_path / "tuned", epochs=1, weights=tmp_path / "full/model.safetensors", reduce={"at": [0]}, keep=(0.5, 0.5))
+    assert engine.train(tuned)["macs"] < full["macs"]
 
 
 def test_workers_and_seeds(data: Path, tmp_path: Path) -> None:

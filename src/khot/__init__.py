@@ -17,6 +17,8 @@ from khot.log_soft import log_soft_topk as log_soft_topk
 from khot.loss import topk_inverse as topk_inverse
 from khot.loss import topk_loss as topk_loss
 from khot.loss import topk_value as topk_value
+from khot.models.reduction import reduce_tokens as reduce_tokens
+from khot.models.reduction import restore_tokens as restore_tokens
 from khot.primitives.rank import soft_rank as soft_rank
 from khot.primitives.rank import soft_sort as soft_sort
 from khot.registry import DESIGNS as DESIGNS

@@ -86,12 +86,18 @@ def init_weights(model: nn.Module) -> None:
                 nn.init.zeros_(module.bias)
 
 
-def drop_path(x: Tensor, rate: float, training: bool) -> Tensor:
-    """Leave out the whole residual branch of an image with probability ``rate`` (stochastic depth)."""
-    if not rate or not training:
-        return x
-    kept = torch.rand(x.shape[0], *(1,) * (x.ndim - 1), dtype=x.dtype, device=x.device) >= rate
-    return x * kept / (1 - rate)
+class DropPath(nn.Module):
+    """Leave out the whole residual branch of an image with probability ``rate`` in training (stochastic depth, Huang et al. 2016)."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.rate or not self.training:
+            return x
+        kept = torch.rand(x.shape[0], *(1,) * (x.ndim - 1), dtype=x.dtype, device=x.device) >= self.rate
+        return x * kept / (1 - self.rate)
 
 
 def resize_positions(positions: Tensor, num_patches: int) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from khot.models.blocks import AttentionBlock, DynamicBlock, Mix, MixerBlock
-from khot.models.parts import Mlp, PatchEmbed, Stem, drop_path, init_weights
+from khot.models.parts import DropPath, Mlp, PatchEmbed, Stem, init_weights
 
 
 class Layer(nn.Module):
@@ -20,11 +20,11 @@ class Layer(nn.Module):
         self.mixer = mixer
         self.norm = nn.LayerNorm(dim)
         self.mlp = Mlp(dim, round(dim * mlp_ratio))
-        self.drop_path = drop_path
+        self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + drop_path(self.mixer(x), self.drop_path, self.training)
-        return x + drop_path(self.mlp(self.norm(x)), self.drop_path, self.training)
+        x = x + self.drop_path(self.mixer(x))
+        return x + self.drop_path(self.mlp(self.norm(x)))
 
 
 class TokenNet(nn.Module):

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from khot.models.parts import Mlp, PatchEmbed, Stem, drop_path, init_weights, resize_positions
+from khot.models.parts import DropPath, Mlp, PatchEmbed, Stem, init_weights, resize_positions
 
 
 class Attention(nn.Module):
@@ -34,13 +34,14 @@ class Block(nn.Module):
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, eps=1e-6)
         self.attn = Attention(dim, num_heads)
+        self.drop_path1 = DropPath(drop_path)
         self.norm2 = nn.LayerNorm(dim, eps=1e-6)
         self.mlp = Mlp(dim, round(dim * mlp_ratio))
-        self.drop_path = drop_path
+        self.drop_path2 = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + drop_path(self.attn(self.norm1(x)), self.drop_path, self.training)
-        return x + drop_path(self.mlp(self.norm2(x)), self.drop_path, self.training)
+        x = x + self.drop_path1(self.attn(self.norm1(x)))
+        return x + self.drop_path2(self.mlp(self.norm2(x)))
 
 
 class ViT(nn.Module):
@@ -100,7 +101,7 @@ class ViT(nn.Module):
     def forward_features(self, images: Tensor) -> Tensor:
         """The normalised tokens ``(B, 1 + N, dim)`` after the last block."""
         patches = self.patch_embed(images)
-        tokens = torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], 1) + self.pos_embed
+        tokens = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], 1) + self.pos_embed
         return self.norm(self.blocks(tokens))
 
     def forward(self, images: Tensor) -> Tensor:

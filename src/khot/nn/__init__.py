@@ -13,5 +13,6 @@ from khot.nn.soft_topk import SoftTopK as SoftTopK
 from khot.nn.sparse_linear import SparseLinear as SparseLinear
 from khot.nn.sparsify import Sparsifier as Sparsifier
 from khot.nn.sparsify import sparsify as sparsify
+from khot.nn.token_topk import TokenTopK as TokenTopK
 from khot.nn.topk_loss import TopKLoss as TopKLoss
 from khot.nn.topk_router import TopKRouter as TopKRouter

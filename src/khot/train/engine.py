@@ -17,13 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from khot.models import count_parameters, off_diagonal_shares, set_tau_scale
-from khot.models.macs import count_macs
+from khot.models import count_macs, count_parameters, off_diagonal_shares
 from khot.models.select import Selection
 from khot.train import checkpoint, records
 from khot.train.batches import Batch, Batches, StepSampler, mix
 from khot.train.config import TrainConfig, differences, from_json
-from khot.train.evaluate import build, evaluate, image_size
+from khot.train.evaluate import build, evaluate, image_size, set_schedule
 from khot.train.log import Bar, Log, progress_bar
 from khot.train.sources import load
 
@@ -78,7 +77,7 @@ class Run:
         for group in self.optimizer.param_groups:
             group["lr"] = rates["lr"]
         for model in {self.model, self.tested}:
-            set_tau_scale(model, rates["tau"])
+            set_schedule(model, rates["tau"], rates["keep"])
         return rates
 
     def train_step(self, engine: Any, batch: Batch) -> float:
@@ -199,7 +198,7 @@ def _note(run: Run, log: Log | None, bar: Bar, **more: float) -> None:
 def _finish(run: Run, done: Path) -> records.Record:
     """Test once, keep the weights, write the record."""
     config = run.config
-    set_tau_scale(run.tested, config.tau[1])
+    set_schedule(run.tested, config.tau[1], config.keep[1])
     score = evaluate(run.tested, run.test, torch.arange(len(run.test.labels)), device=config.device)
     validation = run.validate()
     images = Batches(run.test, seed=0, augment=False)[0, torch.arange(min(64, len(run.test.labels)))].images

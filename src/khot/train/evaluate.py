@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -46,13 +46,13 @@ def evaluate(model: nn.Module, source: Source, subset: Tensor, *, batch_size: in
 
 def build(config: TrainConfig, num_classes: int) -> nn.Module:
     """The model of a configuration, with its weights and its token reduction, before training."""
-    from khot.models import create_model
+    from khot.models import create_model, reduce_tokens
 
     options = {"num_classes": num_classes} | config.model_options
     model = create_model(config.model, preset=config.preset, **options)
     if config.weights is not None:
         model.load_state_dict(load_weights(config.weights)[0])
-    return model
+    return reduce_tokens(model, config.keep[0], **config.reduce) if config.reduce else model
 
 
 def open_model(path: Path) -> tuple[nn.Module, TrainConfig]:
@@ -64,7 +64,18 @@ def open_model(path: Path) -> tuple[nn.Module, TrainConfig]:
     config.weights = None
     model = build(config, int(metadata["num_classes"]))
     model.load_state_dict(tensors)
+    set_schedule(model, config.tau[1], config.keep[1])
     return model.eval(), config
+
+
+def set_schedule(model: nn.Module, tau: float, keep: float) -> None:
+    """Set the factor of the temperatures, and the keep rate where tokens are reduced."""
+    from khot.models import set_tau_scale
+
+    set_tau_scale(model, tau)
+    reduced: Any = model
+    if hasattr(reduced, "keep"):
+        reduced.keep = keep
 
 
 def score_lines(path: Path, data_dir: Path | None = None) -> Iterator[tuple[str, str]]:
