@@ -1,0 +1,171 @@
+"""Find a digit on a cluttered canvas: a scorer sees a small image, the classifier only the k patches that the scorer chose.
+
+A handwritten digit lies somewhere on a canvas of 112 x 112 pixels among fragments of other digits. The scorer sees the canvas four times
+smaller and gives each of the 49 patches a score; the classifier sees k = 4 patches in full resolution. A hard top-k gives the scorer no
+gradient; a relaxed or a sampled one does. After Cordonnier et al. 2021, "Differentiable Patch Selection for Image Recognition".
+
+    python examples/canvas.py --data_dir FOLDER_OF_MNIST --steps 3000 --out canvas.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import khot
+from khot.train.sources import Memory, load
+
+GRID, PATCH = 7, 16
+SIZE = GRID * PATCH
+METHODS = ("relaxed", "straight", "sample", "gumbel", "hard", "random")
+
+
+def make_canvases(source: Memory, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """``n`` canvases ``(n, 1, 112, 112)`` and the class of the digit on each; the digit covers 2 x 2 patches."""
+    picks = torch.randint(len(source.labels), (n,), generator=generator)
+    digits = F.pad(source.images(picks, None), (2, 2, 2, 2))  # (n, 1, 32, 32)
+    canvases = clutter(source, n, generator)
+    places = torch.randint(GRID - 1, (n, 2), generator=generator) * PATCH
+    for canvas, digit, (top, left) in zip(canvases, digits, places.tolist(), strict=True):
+        canvas[:, top : top + 32, left : left + 32] = torch.maximum(canvas[:, top : top + 32, left : left + 32], digit)
+    return canvases, source.labels[picks]
+
+
+def clutter(source: Memory, n: int, generator: torch.Generator, pieces: int = 12, side: int = 8) -> Tensor:
+    """Canvases with ``pieces`` fragments of digits each."""
+    canvases = torch.zeros(n, 1, SIZE, SIZE)
+    fragments = source.images(torch.randint(len(source.labels), (n * pieces,), generator=generator), None)[:, :, 10:18, 10:18]
+    places = torch.randint(SIZE - side, (n * pieces, 2), generator=generator).tolist()
+    for i, (top, left) in enumerate(places):
+        canvases[i // pieces, :, top : top + side, left : left + side] = fragments[i]
+    return canvases
+
+
+class Searcher(nn.Module):
+    """Scores from the small image; k patches of the large one to a class."""
+
+    def __init__(self, method: str, k: int = 4, dim: int = 96) -> None:
+        super().__init__()
+        self.method, self.k, self.tau = method, k, 1.0
+        widths = (1, 16, 32, 32)
+        convolutions = [nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.ReLU()) for a, b in itertools.pairwise(widths)]
+        self.scorer = nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(GRID), nn.Conv2d(32, 1, 3, padding=1), nn.Flatten())
+        self.embed = nn.Linear(PATCH * PATCH, dim)
+        self.positions = nn.Parameter(torch.randn(GRID * GRID, dim) * 0.02)
+        layer = nn.TransformerEncoderLayer(dim, 4, 2 * dim, dropout=0.0, batch_first=True, norm_first=True)
+        self.classify = nn.Sequential(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.LayerNorm(dim))
+        self.head = nn.Linear(dim, 10)
+
+    def scores(self, canvases: Tensor) -> Tensor:
+        """``(B, 49)``, standardised so that the temperature means the same for every canvas."""
+        return F.layer_norm(self.scorer(F.avg_pool2d(canvases, 4)), (GRID * GRID,)) * 2
+
+    def tokens(self, canvases: Tensor) -> Tensor:
+        patches = F.unfold(canvases, PATCH, stride=PATCH).transpose(1, 2)  # (B, 49, 256)
+        return self.embed(patches) + self.positions
+
+    def forward(self, canvases: Tensor) -> Tensor:
+        chosen = self.choose(self.tokens(canvases), self.scores(canvases))
+        return self.head(self.classify(chosen).mean(1))
+
+    def choose(self, tokens: Tensor, scores: Tensor) -> Tensor:
+        """``(B, 49, dim) -> (B, k, dim)``; relaxed: all 49, weighted, while training."""
+        if self.method == "random":
+            scores = torch.rand_like(scores)
+        if not self.training or self.method in ("hard", "random"):
+            return khot.gather_topk(tokens, scores.detach(), self.k).values
+        if self.method == "relaxed":
+            return khot.select_topk(tokens, scores, self.k, self.tau, method="softsort")
+        if self.method == "straight":
+            mask = khot.soft_topk(scores, self.k, self.tau, hard=True)
+        else:
+            mask = khot.sample_topk(scores, self.k, self.tau, design="gumbel" if self.method == "gumbel" else "systematic")
+        return khot.gather_topk(tokens, mask, self.k).values
+
+
+def train(method: str, sources: tuple[Memory, Memory], options: argparse.Namespace) -> dict[str, object]:
+    """Train one searcher; the record of its test accuracy every ``options.every`` steps."""
+    torch.manual_seed(options.seed)
+    model, generator = Searcher(method, options.k), torch.Generator().manual_seed(options.seed)
+    canvases, labels = make_canvases(sources[1], options.test, torch.Generator().manual_seed(12345))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, options.lr, options.steps)
+    curve: list[tuple[int, float]] = []
+    start = time.process_time()
+    for step in range(1, options.steps + 1):
+        model.train().tau = 0.1 ** (step / options.steps)  # from 1 down to .1
+        images, wanted = make_canvases(sources[0], options.batch, generator)
+        loss = F.cross_entropy(model(images), wanted)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        if step % options.every == 0 or step == options.steps:
+            curve.append((step, accuracy(model, canvases, labels)))
+    first = next((step for step, value in curve if value >= 90), None)
+    minutes = (time.process_time() - start) / 60
+    settings = {"seed": options.seed, "k": options.k, "steps": options.steps, "batch": options.batch}
+    if options.out is not None and method == options.picture:
+        draw(model, canvases[:8], options.out)
+    return {"method": method, "top1": curve[-1][1], "steps_to_90": first, "cpu_minutes": round(minutes, 2), "curve": curve} | settings
+
+
+@torch.no_grad()
+def accuracy(model: Searcher, canvases: Tensor, labels: Tensor) -> float:
+    model.eval()
+    right = [(model(some).argmax(1) == wanted).float() for some, wanted in zip(canvases.split(250), labels.split(250), strict=True)]
+    return round(100 * float(torch.cat(right).mean()), 2)
+
+
+def draw(model: Searcher, canvases: Tensor, out: Path) -> None:
+    """The canvases with frames around the chosen patches."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, len(canvases) // 2, figsize=(2.2 * len(canvases) // 2, 4.6))
+    chosen = model.eval().scores(canvases).topk(model.k).indices
+    for axis, canvas, patches in zip(axes.flat, canvases[:, 0], chosen, strict=True):
+        axis.imshow(canvas.numpy(), cmap="gray_r")
+        axis.set_axis_off()
+        for patch in patches.tolist():
+            corner = (patch % GRID * PATCH - 0.5, patch // GRID * PATCH - 0.5)
+            axis.add_patch(plt.Rectangle(corner, PATCH, PATCH, fill=False, edgecolor="#d62728", linewidth=1.5))
+    figure.tight_layout()
+    figure.savefig(out, dpi=120)
+
+
+def main(arguments: list[str] | None = None) -> list[dict[str, object]]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data_dir", type=Path, help="folder of MNIST's idx files; default ~/.cache/khot/mnist")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--picture", default="sample", choices=METHODS, help="whose choices are drawn")
+    parser.add_argument("--out", type=Path, help="where the picture goes")
+    parser.add_argument("--records", type=Path, help="file of records to add to, one JSON line per method")
+    for name, default in (("k", 4), ("steps", 3000), ("batch", 64), ("every", 100), ("test", 1000), ("seed", 0)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    options = parser.parse_args(arguments)
+    if not 1 <= options.k <= GRID * GRID:
+        parser.error(f"--k must be between 1 and the {GRID * GRID} patches, got {options.k}")
+    sources = load("mnist", options.data_dir)
+    results = []
+    for method in options.methods:
+        results.append(train(method, sources, options))
+        print(" ".join(f"{name}={value}" for name, value in results[-1].items() if name != "curve"), flush=True)
+        if options.records is not None:
+            with options.records.open("a") as file:
+                file.write(json.dumps(results[-1]) + "\n")
+    return results
+
+
+if __name__ == "__main__":
+    main()

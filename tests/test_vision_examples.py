@@ -1,0 +1,73 @@
+"""The vision examples run from end to end on small files."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+for name in ("ignite", "safetensors", "matplotlib", "PIL"):
+    pytest.importorskip(name)
+
+from khot.train import engine  # noqa: E402
+from khot.train.config import TrainConfig  # noqa: E402
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def example(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mnist")
+    for part, n in (("train", 120), ("t10k", 70)):
+        for kind, values in (("images-idx3", torch.randint(0, 256, (n, 28, 28))), ("labels-idx1", torch.arange(n) % 10)):
+            header = bytes([0, 0, 8, values.ndim]) + b"".join(size.to_bytes(4, "big") for size in values.shape)
+            (folder / f"{part}-{kind}-ubyte").write_bytes(header + bytes(values.flatten().tolist()))
+    return folder
+
+
+def test_canvas(digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    canvas = example("canvas")
+    short = ["--steps", "2", "--batch", "4", "--test", "8", "--every", "1"]
+    files = ["--out", str(tmp_path / "c.png"), "--records", str(tmp_path / "c.jsonl")]
+    rows = canvas.main(["--data_dir", str(digits), *short, *files])
+    assert [row["method"] for row in rows] == list(canvas.METHODS)
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+    assert [json.loads(line)["method"] for line in (tmp_path / "c.jsonl").read_text().splitlines()] == list(canvas.METHODS)
+    with pytest.raises(SystemExit):
+        canvas.main(["--k", "50"])
+
+
+def test_the_scorer_learns_by_every_soft_method_and_by_no_other(digits: Path) -> None:
+    canvas = example("canvas")
+    images, labels = canvas.make_canvases(canvas.load("mnist", digits)[0], 6, torch.Generator().manual_seed(0))
+    assert images.shape == (6, 1, 112, 112)
+    for method in canvas.METHODS:
+        model = canvas.Searcher(method)
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        learns = any(value.grad is not None and bool(value.grad.abs().sum() > 0) for value in model.scorer.parameters())
+        assert learns == (method not in ("hard", "random")), method
+
+
+def test_token_reduction(digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = {"dim": 16, "depth": 5, "num_heads": 2}
+    settings = TrainConfig(data="mnist", data_dir=digits, out=tmp_path, epochs=1, validation=20, batch_size=50, model_options=options)
+    settings.progress = False
+    engine.train(settings)
+    files = ["--out", str(tmp_path / "t.png"), "--records", str(tmp_path / "t.jsonl")]
+    rows = example("token_reduction").main([str(tmp_path / "model.safetensors"), "--keep", "0.5", "--count", "70", *files])
+    assert len(rows) == 6 and rows[0]["keep"] == 1.0
+    assert all(row["macs"] < rows[0]["macs"] for row in rows[1:])
+    assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+    assert "cls attention, fused" in capsys.readouterr().out
