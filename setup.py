@@ -1,30 +1,33 @@
-"""Builds the native kernel if there is a compiler; everything else is in pyproject.toml."""
+"""Builds the native library if there is a compiler; everything else is in pyproject.toml."""
 
 import runpy
-import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-HERE = Path(__file__).parent
-kernel = runpy.run_path(str(HERE / "src/khot/kernels/build.py"))
+kernel = runpy.run_path(str(Path(__file__).parent / "src/khot/kernels/build.py"))
 
 
 class BuildKernel(build_ext):
     """A library that ctypes loads: no Python headers, no name that ties it to a Python version, and no harm done if it fails."""
 
     def build_extension(self, ext: Extension) -> None:
-        try:
-            kernel["build"](Path(self.get_ext_fullpath(ext.name)))
-        except (kernel["BuildError"], OSError) as error:
-            sys.stderr.write(f"khot: the native kernel was not built, plain PyTorch will be used. {error}\n")
+        kernel["build_or_explain"](Path(self.get_ext_fullpath(ext.name)))
 
     def get_ext_filename(self, fullname: str) -> str:
         return str(Path(*fullname.split(".")[:-1], kernel["LIBRARY"]))
 
 
+class AnyPython(bdist_wheel):
+    """One wheel serves every Python 3 of a platform."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
 setup(
     ext_modules=[Extension("khot.kernels._native", sources=[], optional=True)],
-    cmdclass={"build_ext": BuildKernel},
+    cmdclass={"build_ext": BuildKernel, "bdist_wheel": AnyPython},
 )

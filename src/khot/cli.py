@@ -129,7 +129,7 @@ def _info(options: argparse.Namespace) -> int:
         "machine": f"{platform.system()} {platform.machine()}",
         "threads": str(torch.get_num_threads()),
         "accelerator": _accelerator(),
-        "kernels": ", ".join(kernels.available()) or "none: plain PyTorch",
+        "kernels": ", ".join(kernels.available()) or f"none: plain PyTorch ({kernels.why_none()})",
         "relaxations": str(len(khot.RELAXATIONS)),
         "designs": str(len(khot.DESIGNS)),
     }

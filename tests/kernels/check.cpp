@@ -55,6 +55,8 @@ static void check(int family, int dtype, int64_t rows, int64_t n, int kind, int 
     double v = kind == 0 ? normal(random) : kind == 1 ? 100 * normal(random) : kind == 2 ? cauchy(random) : kind == 3 ? double(random() % 4) : 0.5;
     if (kind == 5) v = random() % 5 ? normal(random) : random() % 3 ? -INFINITY : INFINITY;
     if (kind == 6) v = 1e30 * normal(random);
+    if (kind == 7) v = i % n ? 1e17 : 0;
+    if (kind == 8) v = std::exp(6 * normal(random));
     float f = float(v);
     uint32_t b;
     std::memcpy(&b, &f, 4);
@@ -64,8 +66,10 @@ static void check(int family, int dtype, int64_t rows, int64_t n, int kind, int 
     if (dtype > 1) std::memcpy(x.get() + 2 * i, &half, 2), std::memcpy(g.get() + 2 * i, &half, 2);
   }
   for (int64_t r = 0; r < rows; r++) k[r] = double(n) * double(random() % 1001) / 1000, tau[r] = 0.1 + double(random() % 100) / 50;
-  khot_threshold_forward(family, dtype, x.get(), y.get(), k.data(), 0, tau.data(), 0, shift.data(), rows, n, threads);
-  khot_threshold_backward(family, dtype, y.get(), g.get(), x.get(), shift.data(), gx.get(), gk.data(), gtau.data(), tau.data(), 0, rows, n, threads);
+  int code = khot_threshold_forward(family, dtype, x.get(), y.get(), k.data(), 0, tau.data(), 0, shift.data(), rows, n, threads);
+  code |= khot_threshold_backward(family, dtype, y.get(), g.get(), x.get(), shift.data(), gx.get(), gk.data(), gtau.data(), tau.data(), 0, rows, n,
+                                  threads);
+  if (code) failures++, std::printf("family %d type %d n %lld kind %d: code %d\n", family, dtype, (long long)n, kind, code);
   double eps = dtype == 0 ? 1.2e-7 : dtype == 1 ? 2.3e-16 : dtype == 2 ? 8e-3 : 1e-3;
   for (int64_t r = 0; r < rows; r++) {
     long double sum = 0;
@@ -148,7 +152,7 @@ int main() {
   for (int family = 0; family < 4; family++)
     for (int dtype = 0; dtype < 4; dtype++)
       for (int64_t n : sizes)
-        for (int kind = 0; kind < 7; kind++)
+        for (int kind = 0; kind < 9; kind++)
           for (int64_t rows : {1, 3, 19})
             if (rows * n < 100000) check(family, dtype, rows, n, kind, 1 + int(random() % 3), random);
   tournaments(random);

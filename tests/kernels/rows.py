@@ -76,3 +76,84 @@ def _bisect(z: np.ndarray, k: float, cdf) -> float:
 def counts(n: int) -> list[float]:
     """Values of k worth trying: the ends, fractions, small, half, nearly everything."""
     return sorted({k for k in (0.0, 1e-3, 0.3, 1.0, 2.5, 8.0, n / 16, n / 2, n - 1.0, n - 0.25, float(n)) if 0 <= k <= n})
+
+
+def steps(family: str, u: Tensor) -> Tensor:
+    """F in torch, as slow and plain as it can be."""
+    if family == "euclidean":
+        return (u + 0.5).clamp(0, 1)
+    if family == "laplace":
+        tail = 0.5 * torch.exp(-u.abs())
+        return torch.where(u < 0, tail, 1 - tail)
+    return torch.special.ndtr(u) if family == "gaussian" else torch.sigmoid(u)
+
+
+def arguments(x: Tensor, k: Tensor, tau: Tensor, family: str) -> Tensor:
+    """``u`` of every score in float64, ``(R, n)`` with a ``(R,)`` column of k and tau, by bisection alone.
+
+    Scores are counted from the one at the threshold, which keeps their differences exact; the interval is halved in the order of
+    floating-point numbers, which reaches every scale in as many steps as a number has bits.
+    """
+    small = k <= x.shape[-1] / 2  # the smaller of the two sums is the more precise
+    sign, target = torch.where(small, 1.0, -1.0).double()[:, None], torch.where(small, k, x.shape[-1] - k)
+    centre = x.sort(-1, descending=True).values.gather(1, (k.ceil().long() - 1)[:, None])
+    z = ((x - centre) / tau[:, None]).clamp(-1e300, 1e300)
+    low, high = torch.full_like(centre, -1e300), torch.full_like(centre, 1e300)
+    for _ in range(66):
+        middle = _between(low, high)
+        total = steps(family, sign * (z + middle)).sum(-1)
+        below = torch.where(small, total < target, total > target)[:, None]
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return z + low
+
+
+def _between(low: Tensor, high: Tensor) -> Tensor:
+    a, b = (_mirrored(end.view(torch.int64)) for end in (low, high))
+    return _mirrored((a & b) + ((a ^ b) >> 1)).view(torch.float64)
+
+
+def _mirrored(bits: Tensor) -> Tensor:
+    """Bits of a float to its rank among floats, and back."""
+    return torch.where(bits < 0, torch.iinfo(torch.int64).min - bits, bits)
+
+
+def fuzzed(kind: str, count: int, n: int, generator: torch.Generator) -> Tensor:
+    """``(count, n)`` scores of a hostile kind, each row at a scale of its own between 1e-30 and 1e30."""
+    normal, uniform = (draw(count, n, generator=generator, dtype=torch.float64) for draw in (torch.randn, torch.rand))
+    scale = 10 ** (60 * torch.rand(count, 1, generator=generator, dtype=torch.float64) - 30)
+    split = torch.arange(n) < torch.randint(0, n + 1, (count, 1), generator=generator)
+    cauchy = torch.tan(torch.pi * (uniform - 0.5))
+    first = torch.arange(n) == 0
+    return {
+        "normal": lambda: normal,
+        "scaled": lambda: scale * normal,
+        "log-normal": lambda: torch.exp(6 * normal),
+        "minus log-normal": lambda: -torch.exp(6 * normal),
+        "cauchy": lambda: cauchy,
+        "scaled cauchy": lambda: (scale * cauchy).clamp(-1e36, 1e36),
+        "ties": lambda: (2 * normal).round(),
+        "scaled ties": lambda: (2 * normal).round() * scale,
+        "stepped": lambda: (4 * uniform).floor() * scale.sqrt(),
+        "plateau": lambda: torch.where(split, scale, 0.0),
+        "two clusters": lambda: torch.where(split, scale, -scale) + normal,
+        "one high": lambda: torch.where(first, scale, normal),
+        "one low": lambda: torch.where(first, -scale, normal),
+        "far": lambda: scale + normal,
+        "equal": lambda: scale.expand(count, n).clone(),
+        "all scales": lambda: normal.sign() * 10 ** (60 * uniform - 30),
+    }[kind]()
+
+
+KINDS = (
+    "normal", "scaled", "log-normal", "minus log-normal", "cauchy", "scaled cauchy", "ties", "scaled ties", "stepped", "plateau",
+    "two clusters", "one high", "one low", "far", "equal", "all scales",
+)  # fmt: skip
+
+
+def fuzzed_k(count: int, n: int, generator: torch.Generator) -> Tensor:
+    """``(count,)`` in float64: tiny, n - tiny, anything between, whole numbers, 1, n minus a few."""
+    uniform, power = (torch.rand(count, generator=generator, dtype=torch.float64) for _ in range(2))
+    tiny = 10 ** (-12 * power)
+    choices = torch.stack([tiny, n - tiny, n * uniform, (n * uniform).ceil(), torch.ones_like(tiny), n - (3 * uniform).ceil()])
+    picked = choices.gather(0, torch.randint(0, len(choices), (1, count), generator=generator))[0]
+    return picked.clamp(1e-12, n * (1 - 1e-15))

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from khot.kernels.library import BUILD, REASON, instruction_set
+
 _pairs: dict[str, list[tuple[Callable[..., bool], Any]]] = {}
 _enabled = os.environ.get("KHOT_KERNELS", "1") != "0"
 
@@ -31,7 +33,14 @@ def pick(primitive: str, *arguments: Any) -> Any:
 
 def available() -> tuple[str, ...]:
     """The native code that is there and may be used, for example ``("cpu-avx2",)``; empty without a compiled kernel."""
-    return (f"cpu-{cpu.name()}",) if _enabled and cpu.name() else ()
+    return (f"cpu-{instruction_set()}",) if _enabled and instruction_set() else ()
+
+
+def why_none() -> str:
+    """Why :func:`available` is empty, and how to change that; an empty string where it is not."""
+    if not _enabled:
+        return "turned off by KHOT_KERNELS=0"
+    return f"{REASON}; to build it: {BUILD}" if REASON else ""
 
 
 def enabled() -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent / "native"
 LIBRARY = "_native.so"
+PLACEHOLDER = "khot: "  # how a text begins that stands where the library would be
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
 PER_VARIANT = ("kernel.cpp", "select.cpp")  # compiled for each instruction set
 ONCE = ("entry.cpp", "select_entry.cpp", "tournament.cpp")
@@ -81,6 +82,23 @@ def build(target: Path, extra: list[str] | None = None, machine: str | None = No
             raise BuildError(f"{' '.join(cxx)} could not link the kernel:\n{done.stderr}")
         os.replace(unfinished, target)
     return target
+
+
+def build_or_explain(target: Path) -> bool:
+    """:func:`build`; where that fails, a text in the library's place says why.
+
+    The file is there in either case, so that pip knows it and removes it with the package, also after a later build. pip hides what a
+    successful installation writes: ``khot info`` and the first call that misses the library show the text.
+    """
+    try:
+        build(target)
+    except (BuildError, OSError) as error:
+        sys.stderr.write(f"khot: the native library was not built, plain PyTorch will be used. {error}\n")
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(f"{PLACEHOLDER}the native library was not built at installation: {str(error).splitlines()[0]}\n")
+        return False
+    return True
 
 
 class _Job:

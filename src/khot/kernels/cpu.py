@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, empty_like, get_num_threads, strided  # a look into torch itself is slow
 
 from khot._tensors import Number, is_traced, readable
 from khot.kernels import register
+from khot.kernels.library import LIBRARY, tell_once
 
 FAMILIES = {"sigmoid": 0, "euclidean": 1, "laplace": 2, "gaussian": 3}
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
-VERSION = 1  # of the entry points
-
-
-def _load() -> ctypes.CDLL | None:
-    """The compiled kernel, or ``None`` if there is none that fits this version of the package."""
-    try:
-        lib = ctypes.CDLL(str(Path(__file__).with_name("_native.so")))
-        if lib.khot_version() != VERSION:
-            return None
-    except (OSError, AttributeError):
-        return None
-    pointer, real, whole, index = ctypes.c_void_p, ctypes.c_double, ctypes.c_int, ctypes.c_int64
-    lib.khot_isa.restype = ctypes.c_char_p
-    lib.khot_threshold_forward.argtypes = [whole, whole, pointer, pointer, pointer, real, pointer, real, pointer, index, index, whole]
-    lib.khot_threshold_backward.argtypes = [whole, whole, *8 * [pointer], real, index, index, whole]
-    return lib
-
-
-LIBRARY: Any = _load()
-
-
-def name() -> str:
-    """The instruction set in use, or an empty string without the library."""
-    return LIBRARY.khot_isa().decode() if LIBRARY else ""
+# What the entry points return, see kernel.h.
+ERRORS = {
+    1: "the family is unknown to the library; build it again: python -m khot.kernels.build",
+    2: "the dtype is unknown to the library; build it again: python -m khot.kernels.build",
+    3: "the number of rows or scores is negative or too large",
+    4: "a tensor has no memory",
+    5: "the sum of a row misses k by more than rounding explains; please report the scores, k and tau. "
+    "Under khot.kernels.disabled() plain PyTorch computes the same",
+}
 
 
 def forward(x: Tensor, k: Number, tau: Number, family: str, *, shift: bool = True) -> tuple[Tensor, Tensor | None]:
@@ -59,10 +43,12 @@ def forward(x: Tensor, k: Number, tau: Number, family: str, *, shift: bool = Tru
     k_rows, k = per_row(k, x)
     tau_rows, tau = per_row(tau, x)
     k_at, tau_at, t_at = pointers(k_rows, tau_rows, t)
-    LIBRARY.khot_threshold_forward(
+    code = LIBRARY.khot_threshold_forward(
         FAMILIES[family], DTYPES[x.dtype], x.data_ptr(), y.data_ptr(), k_at, k, tau_at, tau, t_at,
-        x.numel() // n if n else 0, n, get_num_threads(),
+        x.numel() // n if n else math.prod(x.shape[:-1]), n, get_num_threads(),
     )  # fmt: skip
+    if code:
+        raise _error(code)
     return y, t
 
 
@@ -80,11 +66,17 @@ def backward(
     gtau = y.new_empty((*y.shape[:-1], 1), dtype=torch.float64) if x is not None else None
     x = None if x is None else dense(x)
     tau_rows, tau = per_row(tau, y)
-    LIBRARY.khot_threshold_backward(
+    code = LIBRARY.khot_threshold_backward(
         FAMILIES[family], DTYPES[y.dtype], *pointers(y, grad, x, shift, gx, gk, gtau, tau_rows), tau,
         y.numel() // n if n else math.prod(y.shape[:-1]), n, get_num_threads(),
     )  # fmt: skip
+    if code:
+        raise _error(code)
     return gx, gk, gtau
+
+
+def _error(code: int) -> RuntimeError:
+    return RuntimeError(f"the native kernel refuses or failed: {ERRORS.get(code, f'code {code}')}")
 
 
 class Native(NamedTuple):
@@ -126,5 +118,14 @@ def plain(x: Tensor) -> bool:
     return readable(x) and x.layout is strided
 
 
+def _would_take(family: str, x: Tensor, k: Number, tau: Number) -> bool:
+    """Without the library nothing is taken; the first time it would be, the user is told."""
+    if _takes(family, x, k, tau):
+        tell_once()
+    return False
+
+
 if LIBRARY:
     register("threshold", _takes, Native(forward, backward))
+else:
+    register("threshold", _would_take, None)

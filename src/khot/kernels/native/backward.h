@@ -13,7 +13,7 @@ struct Weighted {
 
 template <class F, class C> struct Backward {
   using P = Wide<C>;
-  // The gaussian slope is dear: it is kept in the output between the two passes, where that is wide enough.
+  // The gaussian slope is expensive: it is kept in the output between the two passes, where that is wide enough.
   static constexpr bool kKeepSlope = std::is_same<F, Gaussian>::value;
   struct Rows {
     Row<C> y, g, x, gx;

@@ -2,7 +2,6 @@
 #include <dlfcn.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -21,25 +20,32 @@ extern "C" const KhotKernels khot_kernels_avx512;
 
 namespace {
 
-// The best copy this machine can run, or the one that KHOT_ISA names if it can.
-const KhotKernels& choose() {
-  const char* wanted = std::getenv("KHOT_ISA");
-  auto fits = [&](const KhotKernels& k) { return !wanted || !*wanted || !std::strcmp(wanted, k.name); };
-  (void)fits;
-#ifdef KHOT_HAVE_AVX512
-  if (fits(khot_kernels_avx512) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
-    return khot_kernels_avx512;
-#endif
+// The copies that this machine can run, from the plainest to the fastest.
+struct Copies {
+  const KhotKernels* at[3] = {&khot_kernels_base};
+  int count = 1;
+  Copies() {
 #ifdef KHOT_HAVE_AVX2
-  if (fits(khot_kernels_avx2) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return khot_kernels_avx2;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) at[count++] = &khot_kernels_avx2;
 #endif
-  return khot_kernels_base;
+#ifdef KHOT_HAVE_AVX512
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl"))
+      at[count++] = &khot_kernels_avx512;
+#endif
+  }
+};
+const Copies& copies() {
+  static const Copies all;
+  return all;
 }
-const KhotKernels& kernels() {
-  static const KhotKernels& chosen = choose();
-  return chosen;
+std::atomic<const KhotKernels*>& chosen() {
+  static std::atomic<const KhotKernels*> copy{copies().at[copies().count - 1]};
+  return copy;
 }
+const KhotKernels& kernels() { return *chosen().load(std::memory_order_relaxed); }
+
+bool has_size(int64_t rows, int64_t n) { return rows >= 0 && n >= 0 && (n == 0 || rows <= INT64_MAX / 8 / n); }
 
 struct Work {
   std::atomic<int64_t> next{0};
@@ -74,27 +80,44 @@ extern "C" __attribute__((visibility("hidden"))) void khot_parallel(int threads,
 }
 
 // Families: 0 sigmoid, 1 euclidean, 2 laplace, 3 gaussian. Types: 0 float32, 1 float64, 2 bfloat16, 3 float16.
-// A null pointer for k or tau means the value beside it, for all rows. Returns 0, or 1 or 2 for an unknown family or type.
+// A null pointer for k or tau means the value beside it, for all rows. `shift`, `gk` and `gtau` may be null; gtau needs x and
+// shift. Returns a KhotCode. Rows without scores have the threshold 0.
 KHOT_API int khot_threshold_forward(int family, int dtype, const void* x, void* y, const double* k, double k_value, const double* tau,
                                     double tau_value, double* shift, int64_t rows, int64_t n, int threads) {
-  if (rows <= 0 || n <= 0) return 0;
+  if (!has_size(rows, n)) return kKhotSize;
+  if (rows == 0 || n == 0) {
+    for (int64_t r = 0; shift && r < rows; r++) shift[r] = 0;
+    return kKhotDone;
+  }
+  if (!x || !y) return kKhotNull;
   KhotForward a{x, y, k ? k : &k_value, tau ? tau : &tau_value, k ? 1 : 0, tau ? 1 : 0, shift, rows, n, threads};
   return kernels().forward(family, dtype, a);
 }
 
 KHOT_API int khot_threshold_backward(int family, int dtype, const void* y, const void* g, const void* x, const double* shift, void* gx,
                                      double* gk, double* gtau, const double* tau, double tau_value, int64_t rows, int64_t n, int threads) {
-  if (rows <= 0 || n <= 0) {
-    for (int64_t r = 0; r < rows; r++) {
-      if (gk) gk[r] = 0;
-      if (gtau) gtau[r] = 0;
-    }
-    return 0;
+  if (!has_size(rows, n)) return kKhotSize;
+  if (rows == 0 || n == 0) {
+    for (int64_t r = 0; gk && r < rows; r++) gk[r] = 0;
+    for (int64_t r = 0; gtau && r < rows; r++) gtau[r] = 0;
+    return kKhotDone;
   }
+  if (!y || !g || !gx || (gtau && (!x || !shift))) return kKhotNull;
   KhotBackward a{y, g, x, shift, gx, gk, gtau, tau ? tau : &tau_value, tau ? 1 : 0, rows, n, threads};
   return kernels().backward(family, dtype, a);
 }
 
+// The instruction sets that this library and this machine both have: the i-th name, or null after the last.
+KHOT_API const char* khot_isa_at(int i) { return i >= 0 && i < copies().count ? copies().at[i]->name : nullptr; }
+// The one in use.
 KHOT_API const char* khot_isa() { return kernels().name; }
-KHOT_API int khot_version() { return 1; }
-KHOT_API int khot_shares_openmp() { return gomp() ? 1 : 0; }
+// Uses another one from the next call on. Returns 0, or 1 if there is none of that name.
+KHOT_API int khot_use_isa(const char* name) {
+  for (int i = 0; name && i < copies().count; i++) {
+    if (std::strcmp(name, copies().at[i]->name)) continue;
+    chosen().store(copies().at[i], std::memory_order_relaxed);
+    return 0;
+  }
+  return 1;
+}
+KHOT_API int khot_version() { return 2; }

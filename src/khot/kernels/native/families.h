@@ -6,7 +6,7 @@
 // What a pass keeps in the output buffer for the next one makes that one cheap. The exponential families (kCached) keep
 // the code exp(-(x - high) / tau), which another threshold only multiplies by a constant. The gaussian (kRefined) keeps
 // y itself, which a nearby threshold changes by a short series.
-// `kUnit` is the scale in which a family likes to see u.
+// `kUnit` is the unit of u inside a family: its exponentials are powers of two.
 // `measure` returns y (or 1 - y, where k > n/2 and the complement is the smaller and more precise sum), the slope
 // v = F'(u), and q, such that the powers q^j v sum to the moments that `step` wants.
 // `start` guesses u at the mean of normal scores, from F^-1(k/n), the normal quantile of k/n and variance / tau^2.
@@ -17,6 +17,8 @@
 #include "vecmath.h"
 
 namespace {
+
+constexpr double kTrusted = 0.4;  // where Newton's step is below it, the series behind the families' steps hold
 
 enum Family { kSigmoid = 0, kEuclidean = 1, kLaplace = 2, kGaussian = 3 };
 
@@ -54,7 +56,10 @@ inline double rough_normal_quantile(double p, double complement) {
   return p < complement ? -a : a;
 }
 
-// A Newton step of third order on logit(sum F / n): straight for rows of equal scores and for pure tails.
+// A Newton step of third order on L = log(S / (n - S)), S = sum F: L is straight in u for rows of equal scores under the sigmoid, and
+// nearly so in all tails, where S grows like an exponential. With S' = v0 and S'' = v1,
+//   L' = S' n / (S (n - S)),   L'' = n / (S (n - S)) (S'' - S'^2 (n - 2 S) / (S (n - S))),
+// and d solves gap = L' d + L'' d^2 / 2, where gap = L(k) - L(S) and S = k - missing. The root is taken in the form that loses no digits.
 inline double logit_step(double missing, double k, double rest, double v0, double v1) {
   double s = k - missing, c = rest + missing, n = s + c;
   if (!(s > 0) || !(c > 0) || !(v0 > 0)) return kNan<double>;
@@ -96,13 +101,19 @@ struct Sigmoid {
   }
   template <class P> static KHOT_INLINE P slope(P y) { return fma(-y, y, y); }
   static double quantile(double p, double complement) { return std::log(p / complement); }
-  // Two estimates from above: the logistic seen as a normal, and in the tail exp(u) summed over normal scores.
+  // The mean of the sigmoid over normal u of mean m and variance s^2 is about sigmoid(m / sqrt(1 + pi s^2 / 8)), the logistic seen as
+  // a normal of variance 8 / pi; in the tail it is about exp(m + s^2 / 2). Both estimates of |m| are from above: the smaller is taken.
   template <class P> static P start(P q, P, P variance) {
     P size = absolute(q), guess = smallest(size * square_root(1.0 + 0.39269908 * variance), size + 0.5 * variance);
     return select(q < 0.0, -guess, guess);
   }
-  // With w = tanh(d/2) and q = 1 - 2y, sum F moves by 2w sum v / (1 - wq). The four moments of v over q give a two
-  // node Gauss rule for that sum, and w is the root of a quadratic.
+  // With e^d = (1 + w) / (1 - w), that is w = tanh(d / 2), and q = 1 - 2y, a score moves from y to y e^d / (1 - y + y e^d), by
+  // 2 w v / (1 - w q). The mean of 1 / (1 - w q) over the weights v is replaced by a Gauss rule with two nodes q1, q2, which has the
+  // moments m1, m2, m3 of q. With a = q1 + q2 and b = -q1 q2, q^2 - a q - b is orthogonal to 1 and q:
+  //   m2 = a m1 + b,  m3 = a m2 + b m1,  hence  a = (m1 m2 - m3) / (m1^2 - m2),  b = (m1 m3 - m2^2) / (m1^2 - m2) ,
+  // and the rule gives (1 + w (m1 - a)) / (1 - a w - b w^2). Setting 2 w v0 times that to `missing`, with d = missing / v0:
+  //   (2 (m1 - a) + d b) w^2 + (2 + d a) w - d = 0 .
+  // Where all q are nearly the same one node does: 2 w / (1 - w m1) = d.
   template <class P> static P step(P missing, P, P, const P* v) {
     P v0 = v[0], inverse = 1.0 / v0, m1 = v[1] * inverse, m2 = v[2] * inverse, m3 = v[3] * inverse, d = missing * inverse;
     P det = m1 * m1 - m2;  // <= 0, and 0 where one node suffices
@@ -141,11 +152,15 @@ struct Laplace {
     return p < complement ? std::log(2 * p) : -std::log(2 * complement);
   }
   template <class P> static P start(P q, P normal, P variance) {
+    // Between the quantile of F, for equal scores, and that of the scores, where they are spread far wider than tau.
     P size = square_root(q * q + normal * normal * variance);
     return select(normal < 0.0, -size, size);
   }
-  // While no score crosses the threshold, the scores below sum to C e^d and those above miss B e^-d: a quadratic in
-  // e^d. The crossings are an error of third order.
+  // The scores below the threshold have y = e^u / 2, those above 1 - e^-u / 2. While none crosses it, a step d multiplies the sum C of
+  // the first by g = e^d and what the second miss, B, by 1 / g: C (g - 1) + B (1 - 1 / g) = missing, hence
+  //   C g^2 - p g - B = 0,   p = missing - B + C .
+  // C and B are (v0 +- v1) / 2, as F' is the tail on either side and q its sign. The slope has a kink at the threshold: the scores that
+  // cross it are an error of third order.
   template <class P> static P step(P missing, P, P, const P* v) {
     P v0 = v[0], v1 = v[1], below = 0.5 * (v0 + v1), above = 0.5 * (v0 - v1), p = missing - above + below;
     P root = square_root(p * p + 4.0 * below * above);
@@ -182,7 +197,9 @@ struct Gaussian {
     double unit = kTop;
     for (int j = 0; j < kMoments; j++, unit *= -1 / kUnit) v[j] = v[j] * unit;
   }
-  // Phi(u + d) from Phi(u), to sixth order: phi times a polynomial in u whose coefficients depend on d only.
+  // Phi(u + d) from Phi(u), to sixth order: the derivatives of Phi are Phi^(j+1)(u) = (-1)^j He_j(u) phi(u), with the Hermite
+  // polynomials He_j, see `step`. Collected by powers of u, the sum of d^(j+1) / (j+1)! times these is phi times a polynomial of degree five
+  // in u = w / kUnit, whose coefficients c0..c5 depend on d alone.
   template <class P, class Z, class C = typename P::T> static KHOT_INLINE P refine(P x, P y, const Shift<Z>& s) {
     return refine(x, y, bell(argument(x, s)), s);
   }
@@ -202,9 +219,11 @@ struct Gaussian {
     return normal_profile(smallest(y, C(1) - y));
   }
   static double quantile(double p, double complement) { return rough_normal_quantile(p, complement); }
+  // The mean of Phi over normal u of mean m and variance s^2 is Phi(m / sqrt(1 + s^2)).
   template <class P> static P start(P q, P, P variance) { return q * square_root(1.0 + variance); }
-  // With q = -u the moments are the derivatives of Phi, up to lower ones: sum F moves by a polynomial in d of degree
-  // six, the one that `refine` sums up to. Where that is not to be trusted, a step on the logit.
+  // With q = -u, (-1)^j He_j(u) = He_j(q): 1, q, q^2 - 1, q^3 - 3 q, q^4 - 6 q^2 + 3, q^5 - 10 q^3 + 15 q. So sum F moves by the sum of
+  // c_(j+1) d^(j+1), c_(j+1) = sum phi He_j(q) / (j+1)!, which the moments give; its root is found by Newton's method from the first
+  // order. It is what the series of `refine` sums up to. Where Newton's step is too large for the series, a step on the logit.
   template <class P> static P step(P missing, P k, P rest, const P* v) {
     const P c1 = v[0], c2 = v[1] * 0.5, c3 = (v[2] - v[0]) * (1.0 / 6), c4 = (v[3] - 3.0 * v[1]) * (1.0 / 24);
     const P c5 = (v[4] - 6.0 * v[2] + 3.0 * v[0]) * (1.0 / 120), c6 = (v[5] - 10.0 * v[3] + 15.0 * v[1]) * (1.0 / 720);
@@ -215,7 +234,7 @@ struct Gaussian {
       P slope = ((((6.0 * c6 * d + 5.0 * c5) * d + 4.0 * c4) * d + 3.0 * c3) * d + 2.0 * c2) * d + c1;
       d = d + (missing - sum) / slope;
     }
-    auto trusted = (absolute(first) < 0.4) & (absolute(d) < 0.4);
+    auto trusted = (absolute(first) < kTrusted) & (absolute(d) < kTrusted);
     for (int i = 0; i < P::U; i++)
       for (int j = 0; j < kWidth<double>; j++)
         if (!trusted.v[i][j]) d.v[i][j] = logit_step(missing.v[i][j], k.v[i][j], rest.v[i][j], v[0].v[i][j], v[1].v[i][j]);
@@ -223,7 +242,8 @@ struct Gaussian {
   }
 };
 
-// F is centred so that F(0) = 1/2; here u is counted from the foot, where y leaves 0, which keeps small y exact.
+// F is centred so that F(0) = 1/2; here u is counted from the foot, where y leaves 0, which keeps small y exact. While no score reaches 0
+// or 1, sum F is straight, with a slope of as many as are between: Newton's step is exact.
 struct Euclidean {
   static constexpr bool kCached = false, kRefined = false;
   static constexpr double kUnit = 1;

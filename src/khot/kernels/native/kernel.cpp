@@ -1,4 +1,6 @@
 // The kernels for one instruction set: this file is compiled once for each, with KHOT_ISA naming it.
+#include <atomic>
+
 #include "kernel.h"
 
 #include "short.h"
@@ -9,18 +11,19 @@ namespace {
 
 template <class C> Row<C> row_of(const void* data, Stored type, int64_t at) { return Row<C>{const_cast<void*>(data), type}.from(at); }
 
-// Rows from..to, at most kLanes of them; `which` has a bit for each.
+// Rows from..to, at most kLanes of them; `which` has a bit for each. False if the sum of one misses k.
 template <class F, class C>
-__attribute__((noinline)) void solve_rows(const KhotForward& a, Stored type, int64_t from, int64_t to, unsigned which, int threads, Memo& memo) {
+__attribute__((noinline)) bool solve_rows(const KhotForward& a, Stored type, int64_t from, int64_t to, unsigned which, int threads, Memo& memo) {
   Solver<F, C> solver(a.n, threads, memo);
   for (int64_t r = from; r < to; r++) {
     if (!(which >> (r - from) & 1)) continue;
     solver.add_row(row_of<C>(a.x, type, r * a.n), row_of<C>(a.y, type, r * a.n), a.k[r * a.k_stride], a.tau[r * a.tau_stride]);
   }
-  solver.solve();
+  const bool right = solver.solve();
   int at = 0;
   for (int64_t r = from; a.shift && r < to; r++)
     if (which >> (r - from) & 1) a.shift[r] = solver.threshold(at++);
+  return right;
 }
 
 // Rows that will be wanted soon: they are read a piece of each at a time, which the processor does not foresee by itself.
@@ -31,8 +34,9 @@ inline void fetch_ahead(const KhotForward& a, Stored type, int64_t from, int64_t
 }
 
 template <class F>
-__attribute__((noinline)) void short_rows(const KhotForward& a, Stored type, int64_t from, int64_t to, Memo& memo) {
+__attribute__((noinline)) bool short_rows(const KhotForward& a, Stored type, int64_t from, int64_t to, Memo& memo) {
   constexpr int most_rows = ShortRows<F>::kRows;
+  bool right = true;
   ShortRows<F> solver(a.n);
   for (int64_t first = from; first < to; first += most_rows) {
     int rows = int(least<int64_t>(most_rows, to - first));
@@ -46,22 +50,30 @@ __attribute__((noinline)) void short_rows(const KhotForward& a, Stored type, int
       for (int r = 0; r < rows; r++) a.shift[first + r] = solver.threshold(r);
     for (int part = 0; part < rows; part += kLanes) {
       unsigned left = ~(done >> part) & ((1u << least(kLanes, rows - part)) - 1);
-      if (left) solve_rows<F, float>(a, type, first + part, first + least(rows, part + kLanes), left, 1, memo);
+      if (left) right &= solve_rows<F, float>(a, type, first + part, first + least(rows, part + kLanes), left, 1, memo);
     }
   }
+  return right;
 }
 
 template <class C> bool is_short(int64_t n) { return sizeof(C) == 4 && n <= kShortMost; }
 
 template <class F, class C> int forward(const KhotForward& a, Stored type) {
   const int64_t lanes = a.n > kSampledFrom ? 1 : is_short<C>(a.n) ? most(kLanes, kWidth<float>) : kLanes;
-  return over_rows(a.rows, a.n, a.threads, lanes, [&](int64_t from, int64_t to, int threads) {
+  std::atomic<bool> right{true};
+  over_rows(a.rows, a.n, a.threads, lanes, [&](int64_t from, int64_t to, int threads) {
     Memo memo;
+    bool here = true;
     if constexpr (sizeof(C) == 4) {
-      if (is_short<C>(a.n) && to - from > 1) return short_rows<F>(a, type, from, to, memo);
+      if (is_short<C>(a.n) && to - from > 1) {
+        if (!short_rows<F>(a, type, from, to, memo)) right = false;
+        return;
+      }
     }
-    for (int64_t r = from; r < to; r += lanes) solve_rows<F, C>(a, type, r, least(to, r + lanes), ~0u, threads, memo);
+    for (int64_t r = from; r < to; r += lanes) here &= solve_rows<F, C>(a, type, r, least(to, r + lanes), ~0u, threads, memo);
+    if (!here) right = false;
   });
+  return right ? kKhotDone : kKhotMissed;
 }
 
 template <class F, class C> void backward_rows(const KhotBackward& a, Stored type, int64_t from, int64_t to, int threads) {
@@ -78,17 +90,18 @@ template <class F, class C> void backward_rows(const KhotBackward& a, Stored typ
 
 template <class F, class C> int backward(const KhotBackward& a, Stored type) {
   const int64_t lanes = a.n > kSampledFrom ? 1 : kLanes;
-  return over_rows(a.rows, a.n, a.threads, lanes, [&](int64_t from, int64_t to, int threads) {
+  over_rows(a.rows, a.n, a.threads, lanes, [&](int64_t from, int64_t to, int threads) {
     for (int64_t r = from; r < to; r += lanes) backward_rows<F, C>(a, type, r, least(to, r + lanes), threads);
   });
+  return kKhotDone;
 }
 
 template <class F> int forward_of(int dtype, const KhotForward& a) {
-  if (dtype < kFloat32 || dtype > kFloat16) return 2;
+  if (dtype < kFloat32 || dtype > kFloat16) return kKhotType;
   return dtype == kFloat64 ? forward<F, double>(a, kFloat64) : forward<F, float>(a, Stored(dtype));
 }
 template <class F> int backward_of(int dtype, const KhotBackward& a) {
-  if (dtype < kFloat32 || dtype > kFloat16) return 2;
+  if (dtype < kFloat32 || dtype > kFloat16) return kKhotType;
   return dtype == kFloat64 ? backward<F, double>(a, kFloat64) : backward<F, float>(a, Stored(dtype));
 }
 
@@ -99,7 +112,7 @@ int any_forward(int family, int dtype, const KhotForward& a) {
     case kLaplace: return forward_of<Laplace>(dtype, a);
     case kGaussian: return forward_of<Gaussian>(dtype, a);
   }
-  return 1;
+  return kKhotFamily;
 }
 int any_backward(int family, int dtype, const KhotBackward& a) {
   switch (family) {
@@ -108,7 +121,7 @@ int any_backward(int family, int dtype, const KhotBackward& a) {
     case kLaplace: return backward_of<Laplace>(dtype, a);
     case kGaussian: return backward_of<Gaussian>(dtype, a);
   }
-  return 1;
+  return kKhotFamily;
 }
 
 }  // namespace

@@ -2,6 +2,9 @@
 #pragma once
 #include <cstdint>
 
+// What an entry point returns. Python raises for all but the first.
+enum KhotCode { kKhotDone = 0, kKhotFamily = 1, kKhotType = 2, kKhotSize = 3, kKhotNull = 4, kKhotMissed = 5 };
+
 struct KhotForward {
   const void* x;
   void* y;

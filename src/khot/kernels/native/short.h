@@ -139,6 +139,13 @@ template <class F> class ShortRows {
       high_end = down ? t : high_end, high_count = down ? count : high_count;
       open &= ~closed;
     }
+    level = exact ? middle_of_gap(level) : level;
+    store(high, chosen ? level : load(high));
+    for (int r = 0; r < kRows; r++)
+      if (chosen[r]) low[r] = F::kCentre;
+  }
+  // Half-way between the scores on either side of the level, where there are both.
+  VecF middle_of_gap(VecF level) const {
     VecF below = splat(-kInf<float>), above = splat(kInf<float>);
     for (int64_t c = 0; c < n; c++) {
       VecF x = load(data + c * kRows);
@@ -146,10 +153,7 @@ template <class F> class ShortRows {
       below = vmax(below, up ? splat(-kInf<float>) : x), above = vmin(above, up ? x : splat(kInf<float>));
     }
     VecF middle = below + 0.5f * (above - below);
-    level = exact & (middle - middle == 0.f) ? middle : level;
-    store(high, chosen ? level : load(high));
-    for (int r = 0; r < kRows; r++)
-      if (chosen[r]) low[r] = F::kCentre;
+    return middle - middle == 0.f ? middle : level;
   }
   VecF count_above(VecF level) const {
     IntF count[4] = {};
@@ -198,7 +202,7 @@ template <class F> class ShortRows {
     evaluate<kComplement, true>();
     for (int round = 0;; round++) {
       Lanes d = F::step(lanes(missing), lanes(k), lanes(rest), v);
-      auto near = absolute(d) <= small;
+      auto near = (absolute(d) <= small) & (absolute(lanes(missing)) <= kTrusted * v[0]);
       auto settled = absolute(lanes(missing)) <= tight * smallest(Lanes(1.0), smallest(lanes(k), lanes(rest)));
       done = bits_of(near | settled);
       // A row that is settled stays. A step that goes far, or leaves the bracket, is cut short.
@@ -244,8 +248,7 @@ template <class F> class ShortRows {
       }
       for (int r = 0; r < rows; r++) y[r].written(i, n, buffer[r]);
     }
-    Lanes off = absolute(lanes(k) - total);
-    return bits_of(off <= 2.5 * kEps<float> * largest(Lanes(1.0), lanes(k)));
+    return bits_of(absolute(lanes(k) - total) <= sum_limit<F>(kEps<float>, lanes(k), v[0]));
   }
 };
 

@@ -44,13 +44,13 @@ inline int team_for(int threads, int64_t rows, int64_t n) {
 
 // Calls fn(from, to, threads) for all rows, `lanes` of them or a multiple at a time: a few long rows in one call, with
 // threads to share each of them; else several parts side by side.
-template <class Fn> int over_rows(int64_t rows, int64_t n, int wanted, int64_t lanes, const Fn& fn) {
+template <class Fn> void over_rows(int64_t rows, int64_t n, int wanted, int64_t lanes, const Fn& fn) {
   struct Context { const Fn* fn; int64_t rows, lanes, groups, chunks; };
   const int threads = team_for(wanted, rows, n);
   const int64_t groups = (rows + lanes - 1) / lanes;
   if (lanes == 1 && groups < threads) {
     fn(int64_t(0), rows, threads);
-    return 0;
+    return;
   }
   Context context{&fn, rows, lanes, groups, threads > 1 ? least<int64_t>(groups, 4 * threads) : 1};
   auto body = [](void* p, int64_t i) {
@@ -59,7 +59,6 @@ template <class Fn> int over_rows(int64_t rows, int64_t n, int wanted, int64_t l
   };
   if (threads > 1) khot_parallel(threads, context.chunks, body, &context);
   else body(&context, 0);
-  return 0;
 }
 
 }  // namespace

@@ -1,0 +1,32 @@
+// How exact is exact enough, and the quantiles that every row of a call shares.
+#pragma once
+#include "families.h"
+
+namespace {
+
+// A step of this size is as good as exact.
+template <class F, class C> double step_limit() {
+  static const double limit = F::kReach * std::pow(double(kEps<C>), 1.0 / F::kOrder);
+  return limit;
+}
+
+// By how much the sum of a written row may miss k. Every y is rounded by at most eps / 2 of itself, and the threshold by as
+// much. Where F is piecewise linear, the scores at 0 and 1 have no error at all: only the `active` ones count, and a sum
+// that is right to their rounding has the right active set.
+template <class F, class P> P sum_limit(double eps, P k, P active) {
+  if constexpr (F::kMoments == 1) return 2 * eps * atleast(1.0, smallest(k, active));
+  return 2 * eps * atleast(1.0, k);
+}
+
+// The quantiles of the last k and n - k asked for: most often every row has the same.
+struct Memo {
+  double above = 0, below = 0, quantile = 0, normal = 0;
+  template <class F> void set(double above_, double below_) {
+    if (above_ == above && below_ == below) return;
+    above = above_, below = below_;
+    double total = above + below;
+    quantile = F::quantile(above / total, below / total), normal = rough_normal_quantile(above / total, below / total);
+  }
+};
+
+}  // namespace
