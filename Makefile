@@ -27,13 +27,13 @@ fuzz: $(VENV)/.dev  ## hostile rows through every method, for minutes: make fuzz
 asan:  ## the native kernel under AddressSanitizer and UndefinedBehaviorSanitizer
 	mkdir -p build
 	$(CXX) -std=c++17 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -Wno-psabi -DKHOT_ISA=base $(ASAN_FLAGS) \
-	  $(addprefix src/khot/kernels/native/,kernel.cpp entry.cpp select.cpp select_entry.cpp tournament.cpp) tests/kernels/check.cpp -o build/check -ldl -lpthread
+	  $(wildcard src/khot/kernels/native/*.cpp) tests/kernels/check.cpp -o build/check -ldl -lpthread
 	./build/check
 
 neon:  ## the same program for aarch64, in emulation: needs aarch64-linux-gnu-g++ and qemu-aarch64
 	mkdir -p build
 	aarch64-linux-gnu-g++ -std=c++17 -O2 -static -Wno-psabi -DKHOT_ISA=base \
-	  $(addprefix src/khot/kernels/native/,kernel.cpp entry.cpp select.cpp select_entry.cpp tournament.cpp) tests/kernels/check.cpp -o build/check-aarch64 -ldl -lpthread
+	  $(wildcard src/khot/kernels/native/*.cpp) tests/kernels/check.cpp -o build/check-aarch64 -ldl -lpthread
 	qemu-aarch64 build/check-aarch64
 
 bench: $(VENV)/.bench  ## make bench ARGS="speed --quick"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import warnings
+
 import cvxpy as cp
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.testing import assert_close
 
 import khot
+from khot import kernels
 from khot.nn import DifferentiableTopK
 
 EPS = torch.finfo(torch.float64).eps
@@ -93,6 +98,81 @@ def test_derivatives(regularization: str) -> None:
     for verb in (khot.soft_rank, khot.soft_sort):
         assert gradcheck(lambda x, t, verb=verb: verb(x, t, regularization=regularization), (x, tau), check_forward_ad=True)
         assert gradgradcheck(lambda x, verb=verb: verb(x, 0.7, regularization=regularization), (x,))
+
+
+PATHS = pytest.mark.parametrize("path", [contextlib.nullcontext, kernels.disabled], ids=["native", "reference"])
+LAWS = pytest.mark.parametrize("law", ["l2", "kl"])
+VERBS = pytest.mark.parametrize("verb", [khot.soft_rank, khot.soft_sort])
+
+
+@PATHS
+def test_values_far_apart_share_a_block_of_the_entropic_sort(path) -> None:
+    x = torch.tensor([0.0, 800.0, 801.0])
+    with path():
+        found = khot.soft_sort(x, regularization="kl")
+    # One block: the sorted -x become 3, 2, 1 plus a constant with which the exponentials have the same sum as those of -x, which is 1.
+    constant = -math.log(math.exp(3) + math.exp(2) + math.exp(1))
+    assert_close(found, -torch.tensor([3 + constant, 2 + constant, 1 + constant]))
+
+
+@PATHS
+@VERBS
+@LAWS
+def test_rows_without_items(path, verb, law: str) -> None:
+    x = torch.zeros(3, 0, requires_grad=True)
+    with path():
+        out = verb(x, regularization=law)
+        out.sum().backward()
+    assert out.shape == (3, 0)
+    assert verb(torch.zeros(0, 4), regularization=law).shape == (0, 4)
+
+
+@PATHS
+@VERBS
+@LAWS
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_any_dim_and_autocast(path, verb, law: str, dtype: torch.dtype) -> None:
+    x = make(4, 6, 3).to(dtype)
+    with path(), torch.autocast("cpu", dtype=torch.bfloat16):
+        found = verb(x, torch.full((4, 3), 0.5), dim=1, regularization=law)
+    assert found.dtype is dtype
+    exact = verb(x.double().movedim(1, -1), 0.5, regularization=law).movedim(-1, 1)
+    assert_close(found, exact.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+
+
+@VERBS
+@LAWS
+def test_a_dual_gradient_keeps_its_tangent(verb, law: str) -> None:
+    x, grad, tangent = make(2, 6).requires_grad_(), make(2, 6, seed=1), make(2, 6, seed=2)
+    out = verb(x, 0.7, regularization=law)
+    with forward_ad.dual_level():
+        (found,) = torch.autograd.grad(out, x, forward_ad.make_dual(grad, tangent))
+        primal, moved = forward_ad.unpack_dual(found)
+    assert moved is not None
+    out = verb(x, 0.7, regularization=law)
+    (expected,) = torch.autograd.grad(out, x, tangent)
+    assert_close(moved, expected)
+
+
+@VERBS
+@LAWS
+def test_batched_gradients(verb, law: str) -> None:
+    x = make(5)
+    one, many = (torch.autograd.functional.jacobian(lambda x: verb(x, 0.7, regularization=law), x, vectorize=v) for v in (False, True))
+    assert_close(many, one)
+
+
+@PATHS
+@pytest.mark.parametrize("method", ["softrank", "halving", "softsort", "neuralsort"])
+def test_what_is_traced_runs(path, method: str) -> None:
+    def body(scores: Tensor) -> Tensor:
+        return khot.soft_topk(scores, 2, 0.5, method=method)
+
+    with path(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the tracer warns of every shape that becomes a constant
+        traced = torch.jit.trace(body, (make(3, 7),))
+    other = make(3, 7, seed=5)
+    assert_close(traced(other), body(other))
 
 
 def test_verbs_say_what_is_wrong() -> None:

@@ -19,8 +19,8 @@ from khot.loss import topk_loss as topk_loss
 from khot.loss import topk_value as topk_value
 from khot.models.reduction import reduce_tokens as reduce_tokens
 from khot.models.reduction import restore_tokens as restore_tokens
-from khot.primitives.rank import soft_rank as soft_rank
-from khot.primitives.rank import soft_sort as soft_sort
+from khot.ranks import soft_rank as soft_rank
+from khot.ranks import soft_sort as soft_sort
 from khot.registry import DESIGNS as DESIGNS
 from khot.registry import RELAXATIONS as RELAXATIONS
 from khot.relaxations.counting import counting_matrix as counting_matrix

@@ -14,12 +14,13 @@ from torch.testing import assert_close
 import khot
 from khot import kernels
 from khot.kernels import tournament as native
+from khot.kernels.order import order
 from khot.primitives.collect import collect
 from khot.primitives.order import descending_order, sort_descending
 from khot.primitives.tournament import Rules, num_rounds, play
 
 SIZES = [(1, 1), (2, 1), (3, 1), (5, 2), (6, 6), (7, 3), (9, 4), (16, 2), (31, 1), (33, 5), (64, 8), (100, 13), (257, 16), (1000, 7)]
-BUILT = pytest.mark.skipif(not native.HERE, reason="the native kernel is not built: python -m khot.kernels.build")
+BUILT = pytest.mark.skipif(not kernels.available(), reason="the native kernel is not built: python -m khot.kernels.build")
 PATHS = [pytest.param(True, marks=BUILT, id="native"), pytest.param(False, id="reference")]
 
 
@@ -144,7 +145,7 @@ def test_nothing_everything_and_no_rows(on: bool) -> None:
 
 @BUILT
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("n", [0, 1, 2, 31, 32, 33, 100, 700, 2047, 2048, 5000])
+@pytest.mark.parametrize("n", [0, 1, 2, 31, 32, 33, 64, 65, 100, 128, 129, 700, 2047, 2048, 5000])
 def test_order_is_that_of_a_stable_sort(dtype: torch.dtype, n: int) -> None:
     rows = torch.stack([draw(n), draw(n, seed=1).mul(7).round() - 3, torch.linspace(1, 0, n).double(), torch.linspace(0, 1, n).double()])
     values = torch.cat([rows, -rows, 1e30 * (rows - 0.5)]).to(dtype)
@@ -152,7 +153,7 @@ def test_order_is_that_of_a_stable_sort(dtype: torch.dtype, n: int) -> None:
         values[0, 3], values[0, 5:9], values[1, ::3], values[2, 7] = torch.inf, -torch.inf, -0.0, torch.nan
         values[5, 1::4], values[6, 3::5] = torch.nan, -torch.nan
     expected = values.sort(dim=-1, descending=True, stable=True)
-    assert torch.equal(native.order(values), expected.indices)
+    assert torch.equal(order(values), expected.indices)
     assert torch.equal(descending_order(values), expected.indices)
     assert_close(sort_descending(values)[0], expected.values, equal_nan=True, rtol=0, atol=0)
 

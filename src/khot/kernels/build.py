@@ -21,7 +21,6 @@ LIBRARY = "_native.so"
 PLACEHOLDER = "khot: "  # how a text begins that stands where the library would be
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
 PER_VARIANT = ("kernel.cpp", "select.cpp")  # compiled for each instruction set
-ONCE = ("entry.cpp", "select_entry.cpp", "tournament.cpp")
 VARIANTS = {
     "base": [],
     "avx2": ["-mavx2", "-mfma"],
@@ -49,6 +48,11 @@ def variants(machine: str | None = None) -> list[str]:
     return list(VARIANTS) if x86 else ["base"]
 
 
+def once() -> list[str]:
+    """The sources compiled once, for the baseline machine."""
+    return sorted(path.name for path in SOURCE.glob("*.cpp") if path.name not in PER_VARIANT)
+
+
 def build(target: Path, extra: list[str] | None = None, machine: str | None = None) -> Path:
     """Compile and link into ``target``; an instruction set that the compiler does not know is left out."""
     cxx, extra = compiler(), [*shlex.split(os.environ.get("KHOT_CXXFLAGS", "")), *(extra or [])]
@@ -66,9 +70,9 @@ def build(target: Path, extra: list[str] | None = None, machine: str | None = No
         done = {name: [_finish(job) for job in jobs[name]] for name in names}
         known = [name for name in names if all(done[name]) or name == "base"]  # all of a copy or nothing of it
         has = [f"-DKHOT_HAVE_{name.upper()}" for name in known if name != "base"]
-        once = [_start(cxx, source, [*has, *extra], scratch) for source in ONCE]
-        objects = [job for name in known for job in jobs[name]] + once
-        for job in (*jobs["base"], *once):
+        shared = [_start(cxx, source, [*has, *extra], scratch) for source in once()]
+        objects = [job for name in known for job in jobs[name]] + shared
+        for job in (*jobs["base"], *shared):
             if not _finish(job):
                 raise BuildError(f"{' '.join(cxx)} could not compile the kernel:\n{job.errors.read_text()}")
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,43 +1,18 @@
-"""The native row sort, tournament and weighted sums, called through ctypes, for tensors that hold their own memory."""
+"""The native tournament and weighted sums, called through ctypes, for tensors that hold their own memory."""
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from khot._tensors import Number, is_traced
+from khot._tensors import Number
 from khot.kernels import register
-from khot.kernels.cpu import LIBRARY, dense, per_row, plain, pointers
+from khot.kernels.cpu import LIBRARY, dense, per_row, pointers
+from khot.kernels.order import DTYPES, INDEX, POINTER, REAL, WHOLE, Pair, done, num_rows, takes
 
-DTYPES = {torch.float32: 0, torch.float64: 1}
-MOST = 1 << 30  # items in a row, which are counted in 32 bits
 _library: Any = LIBRARY
-HERE = hasattr(_library, "khot_order")  # a library built before these entry points has the others
-
-if HERE:
-    _pointer, _real, _whole, _index = ctypes.c_void_p, ctypes.c_double, ctypes.c_int, ctypes.c_int64
-    _library.khot_order.argtypes = [_whole, _pointer, _pointer, _index, _index, _whole]
-    _library.khot_tournament_forward.argtypes = [
-        _whole, _pointer, _pointer, _real, _real, _whole, _pointer, _pointer, _index, _index, _index, _whole, _whole
-    ]  # fmt: skip
-    _library.khot_tournament_backward.argtypes = [
-        _whole, _pointer, _pointer, _real, _real, _whole, *4 * [_pointer], _index, _index, _index, _whole, _whole
-    ]  # fmt: skip
-    _library.khot_bags_forward.argtypes = [_whole, *4 * [_pointer], *5 * [_index], _whole]
-    _library.khot_bags_backward.argtypes = [_whole, *6 * [_pointer], *5 * [_index], _whole]
-
-
-def order(values: Tensor) -> Tensor:
-    """``(..., n)`` int64: the indices that sort every row from the largest to the smallest, equal values in their order, nan first."""
-    values = dense(values)
-    out = torch.empty(values.shape, dtype=torch.long, device=values.device)
-    n = values.shape[-1]
-    _done(_library.khot_order(DTYPES[values.dtype], values.data_ptr(), out.data_ptr(), _rows(values), n, torch.get_num_threads()))
-    return out
 
 
 def play(scores: Tensor, k: int, rounds: int, tau: Number, boost: float, power: bool) -> tuple[Tensor, Tensor]:
@@ -61,9 +36,9 @@ def play(scores: Tensor, k: int, rounds: int, tau: Number, boost: float, power: 
     tau_rows, tau = per_row(tau, scores)
     code = _library.khot_tournament_forward(
         DTYPES[scores.dtype], scores.data_ptr(), *pointers(tau_rows), tau, boost, power, leaves.data_ptr(), weight.data_ptr(),
-        _rows(scores), scores.shape[-1], k, rounds, torch.get_num_threads(),
+        num_rows(scores), scores.shape[-1], k, rounds, torch.get_num_threads(),
     )  # fmt: skip
-    _done(code)
+    done(code)
     return leaves, weight
 
 
@@ -76,9 +51,9 @@ def play_backward(grad: Tensor, scores: Tensor, leaves: Tensor, tau: Number, boo
     k, rounds = leaves.shape[-2], leaves.shape[-1].bit_length() - 1
     code = _library.khot_tournament_backward(
         DTYPES[scores.dtype], scores.data_ptr(), *pointers(tau_rows), tau, boost, power, leaves.data_ptr(), grad.data_ptr(),
-        out.data_ptr(), grad_tau.data_ptr(), _rows(scores), scores.shape[-1], k, rounds, torch.get_num_threads(),
+        out.data_ptr(), grad_tau.data_ptr(), num_rows(scores), scores.shape[-1], k, rounds, torch.get_num_threads(),
     )  # fmt: skip
-    _done(code)
+    done(code)
     return out, grad_tau
 
 
@@ -89,7 +64,7 @@ def collect(x: Tensor, weight: Tensor, items: Tensor) -> Tensor:
     code = _library.khot_bags_forward(
         DTYPES[x.dtype], x.data_ptr(), weight.data_ptr(), items.data_ptr(), out.data_ptr(), *_bags(x, items), torch.get_num_threads()
     )
-    _done(code)
+    done(code)
     return out
 
 
@@ -104,19 +79,8 @@ def collect_backward(
         DTYPES[x.dtype], x.data_ptr(), weight.data_ptr(), items.data_ptr(), grad.data_ptr(), *pointers(out_x, out_weight),
         *_bags(x, items), torch.get_num_threads(),
     )  # fmt: skip
-    _done(code)
+    done(code)
     return out_x, out_weight
-
-
-class Pair(NamedTuple):
-    """The two halves of an implementation."""
-
-    forward: Callable[..., tuple[Tensor, Tensor] | Tensor]
-    backward: Callable[..., tuple[Tensor | None, Tensor | None]]
-
-
-def _rows(values: Tensor) -> int:
-    return values.numel() // values.shape[-1] if values.shape[-1] else 0
 
 
 def _bags(x: Tensor, items: Tensor) -> tuple[int, int, int, int, int]:
@@ -125,23 +89,14 @@ def _bags(x: Tensor, items: Tensor) -> tuple[int, int, int, int, int]:
     return items.numel() // (k * size) if items.numel() else 0, n, d, k, size
 
 
-def _done(code: int) -> None:
-    if code:
-        raise MemoryError("no memory to sort the rows in; take fewer or shorter rows at once")
-
-
-def _takes(values: Tensor, *others: Number) -> bool:
-    """Whether the tensors lie in ordinary memory and have one type, with nobody watching the calls that are made on them."""
-    return (
-        values.dtype in DTYPES
-        and plain(values)
-        and values.shape[-1] <= MOST
-        and all(not isinstance(other, Tensor) or plain(other) and other.dtype is values.dtype for other in others)
-        and not is_traced()
-    )
-
-
-if HERE:
-    register("order", _takes, order)
-    register("tournament", _takes, Pair(play, play_backward))
-    register("bags", _takes, Pair(collect, collect_backward))
+if hasattr(_library, "khot_ranks_forward"):  # built with the entry points of this version
+    _library.khot_tournament_forward.argtypes = [
+        WHOLE, POINTER, POINTER, REAL, REAL, WHOLE, POINTER, POINTER, INDEX, INDEX, INDEX, WHOLE, WHOLE
+    ]  # fmt: skip
+    _library.khot_tournament_backward.argtypes = [
+        WHOLE, POINTER, POINTER, REAL, REAL, WHOLE, *4 * [POINTER], INDEX, INDEX, INDEX, WHOLE, WHOLE
+    ]  # fmt: skip
+    _library.khot_bags_forward.argtypes = [WHOLE, *4 * [POINTER], *5 * [INDEX], WHOLE]
+    _library.khot_bags_backward.argtypes = [WHOLE, *6 * [POINTER], *5 * [INDEX], WHOLE]
+    register("tournament", takes, Pair(play, play_backward))
+    register("bags", takes, Pair(collect, collect_backward))

@@ -40,7 +40,7 @@ class Bracket(NamedTuple):
 
 def num_rounds(n: int, k: int) -> int:
     """The least ``r`` with ``k 2^r >= n``."""
-    return (-(-n // k) - 1).bit_length()
+    return (int(-(-n // k)) - 1).bit_length()  # a tracer has tensors for sizes
 
 
 def play(scores: Tensor, k: int, tau: Number, rules: Rules) -> Bracket:

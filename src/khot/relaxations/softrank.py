@@ -10,7 +10,7 @@ from torch.nn.functional import logsigmoid
 
 from khot._tensors import Number, column
 from khot.primitives.limits import check_size
-from khot.primitives.rank import Regularization, check_regularization, wide_ranks
+from khot.primitives.rank import Regularization, check_regularization, heights, ranks
 from khot.primitives.threshold.autograd import solve_columns, solve_mask
 from khot.registry import relaxation
 from khot.relaxations.sigmoid import SIGMOID
@@ -21,11 +21,10 @@ Cuts = Literal["solved", "fixed"]
 def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, regularization: Regularization = "l2", cuts: Cuts = "solved") -> Tensor:
     """The sum of the matrix over its rows: with solved cuts it telescopes, and nothing of size ``(k, n)`` is formed."""
     _check(regularization, cuts)
-    heights = -wide_ranks(-scores, tau, regularization)
     if cuts == "fixed":
         check_size("softrank", *scores.shape, k, fix="use cuts='solved', whose mask needs no matrix")
-        return _fixed(scores, heights, k, tau).sum(-2).to(scores.dtype)
-    return solve_mask(_about(scores, heights, _tops(heights, k)[..., -1:]), k, tau, SIGMOID)
+        return _fixed(scores, _wide_heights(scores, tau, regularization), k, tau).sum(-2).to(scores.dtype)
+    return solve_mask(heights(scores, k, tau, regularization), k, tau, SIGMOID)
 
 
 @relaxation(
@@ -64,14 +63,18 @@ def softrank_matrix(scores: Tensor, k: int, tau: Number = 1.0, *, regularization
     """
     _check(regularization, cuts)
     check_size("softrank", *scores.shape, k)
-    heights = -wide_ranks(-scores, tau, regularization)
-    return (_solved if cuts == "solved" else _fixed)(scores, heights, k, tau).to(scores.dtype)
+    above = _wide_heights(scores, tau, regularization)
+    return (_solved if cuts == "solved" else _fixed)(scores, above, k, tau).to(scores.dtype)
 
 
 def _check(regularization: str, cuts: str) -> None:
     check_regularization(regularization)
     if cuts not in ("solved", "fixed"):
         raise ValueError(f"cuts must be 'solved' or 'fixed', got {cuts!r}")
+
+
+def _wide_heights(scores: Tensor, tau: Number, regularization: Regularization) -> Tensor:
+    return -ranks(scores, tau, regularization, descending=True, wide=True)
 
 
 def _tops(heights: Tensor, k: int) -> Tensor:
