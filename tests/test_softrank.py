@@ -147,7 +147,7 @@ def test_a_dual_gradient_keeps_its_tangent(verb, law: str) -> None:
     out = verb(x, 0.7, regularization=law)
     with forward_ad.dual_level():
         (found,) = torch.autograd.grad(out, x, forward_ad.make_dual(grad, tangent))
-        primal, moved = forward_ad.unpack_dual(found)
+        _, moved = forward_ad.unpack_dual(found)
     assert moved is not None
     out = verb(x, 0.7, regularization=law)
     (expected,) = torch.autograd.grad(out, x, tangent)

@@ -141,7 +141,7 @@ def _raise_k(n: int, dim: int, k: Number) -> NoReturn:
     )
 
 
-def _within_range(tau: Number, scores: Tensor) -> Number:
+def within_range(tau: Number, scores: Tensor) -> Number:
     """A temperature that the dtype can divide by: beyond these ends nothing changes, but 0 and infinity are not numbers to divide."""
     dtype = work_dtype(scores)
     low, high = torch.finfo(dtype).tiny * 64, torch.finfo(dtype).max / 64
@@ -190,7 +190,7 @@ def door(
     def run(scores: Tensor, k: Number, tau: Number, dim: int, given: Mapping[str, Any]) -> Tensor:
         last = dim in (-1, scores.ndim - 1)
         x = scores if last else scores.movedim(dim, -1)
-        tau = _within_range(tau, scores)
+        tau = within_range(tau, scores)
         if not native_half and scores.dtype in HALF:
             out = body(x.float(), k, tau, **given).to(scores.dtype)
         else:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from khot._tensors import Number, any_autocast, work_dtype
-from khot.checks import check_scores, check_tau
+from khot.checks import check_scores, check_tau, within_range
 from khot.primitives.rank import Regularization, check_regularization, ranks, sorted_values
 
 
@@ -84,4 +84,4 @@ def _enter(body: Callable[..., Tensor], x: Tensor, tau: Number, descending: bool
 
 def _run(body: Callable[..., Tensor], x: Tensor, tau: Number, descending: bool, regularization: Regularization, dim: int) -> Tensor:
     rows = x.movedim(dim, -1).to(work_dtype(x))
-    return body(rows, tau, regularization, descending=descending).to(x.dtype).movedim(-1, dim)
+    return body(rows, within_range(tau, x), regularization, descending=descending).to(x.dtype).movedim(-1, dim)
