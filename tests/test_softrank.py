@@ -250,12 +250,23 @@ def test_too_large_a_matrix_is_refused() -> None:
         khot.softrank_matrix(torch.zeros(1).expand(1 << 20), 1 << 12)
 
 
+def test_the_module_and_the_function_have_the_same_defaults() -> None:
+    scores = make(2, 9)
+    assert torch.equal(DifferentiableTopK(3)(scores, 0.4), khot.softrank_matrix(scores, 3, 0.4))
+
+
 def test_module_learns_through_tau() -> None:
     layer, tau = DifferentiableTopK(2), torch.tensor(0.5, requires_grad=True)
     weights = layer(torch.tensor([[3.0, 1.0, 2.0]]), tau)
     (grad,) = torch.autograd.grad(weights[0, 0, 0], tau)
     assert grad < 0
     assert "k=2" in repr(layer)
+
+
+def test_neuralsort_keeps_its_digits() -> None:
+    scores = make(4, 200).float()
+    error = khot.neuralsort_matrix(scores, 200, 0.05).double() - khot.neuralsort_matrix(scores.double(), 200, 0.05)
+    assert error.abs().max() < 8 * torch.finfo(torch.float32).eps  # 1e-6; logits of thousands, rounded, were wrong by 1.5e-3
 
 
 def test_long_rows_fit_in_memory() -> None:

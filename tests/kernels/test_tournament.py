@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.testing import assert_close
 
 import khot
@@ -215,3 +216,36 @@ def test_odd_layouts_and_second_derivatives() -> None:
         assert_close(khot.halving_matrix(scores, 2), expected)
     tau = torch.tensor([0.7, 1.2], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(lambda s, t: khot.halving_matrix(s, 3, t, boost=3.0), (draw(2, 7, seed=1).requires_grad_(), tau))
+
+
+def test_saturated_duels_keep_the_digits_of_their_gradient() -> None:
+    """With leads between 10 and 17 the winner's share is 1 to a few roundings, and its slope must not be computed from it."""
+    scores = torch.tensor([0.9, 0.6, 0.33, 0.1], dtype=torch.float32)
+    grads = []
+    with kernels.disabled():
+        for dtype in (torch.float32, torch.float64):
+            x = scores.to(dtype).requires_grad_()
+            mask = khot.soft_topk(x, 2, method="halving")
+            grads.append(torch.autograd.grad(mask[2:].sum(), x)[0].double())
+    assert_close(grads[0], grads[1], rtol=1e-4, atol=0)
+
+
+def test_batched_gradients() -> None:
+    x, scores = draw(6, 2), draw(6, seed=1)
+    for body in (lambda s: khot.soft_topk(s, 2, method="halving", boost=3.0), lambda s: khot.select_topk(x, s, 2, boost=3.0)):
+        one, many = (torch.autograd.functional.jacobian(body, scores, vectorize=vectorize) for vectorize in (False, True))
+        assert_close(many, one)
+
+
+def test_a_dual_gradient_keeps_its_tangent() -> None:
+    x, scores, tangent = draw(6, 2), draw(6, seed=1).requires_grad_(), draw(2, 2, seed=2)
+
+    def pulled(grad: Tensor) -> Tensor:
+        return torch.autograd.grad(khot.select_topk(x, scores, 2, boost=3.0), scores, grad)[0]
+
+    out = khot.select_topk(x, scores, 2, boost=3.0)
+    with forward_ad.dual_level():
+        (found,) = torch.autograd.grad(out, scores, forward_ad.make_dual(draw(2, 2), tangent))
+        moved = forward_ad.unpack_dual(found).tangent
+    assert moved is not None
+    assert_close(moved, pulled(tangent))

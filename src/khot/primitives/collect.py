@@ -62,7 +62,12 @@ class _Bags(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         x, weight, items = ctx.saved_tensors
         learns_x, learns_weight, *_ = ctx.needs_input_grad
-        if ctx.native is not None and not torch.is_grad_enabled() and kernels.pick("bags", x, weight, grad) is ctx.native:
+        if (
+            ctx.native is not None
+            and not torch.is_grad_enabled()
+            and not in_forward_mode()
+            and kernels.pick("bags", x, weight, grad) is ctx.native
+        ):
             return *ctx.native.backward(grad, x, weight, items, grad_x=learns_x, grad_weight=learns_weight), None, None
         k, s = items.shape[-2:]
         flat = _flat(items, x.shape[-2]).flatten()

@@ -76,7 +76,7 @@ class _Native(Function):
     def backward(ctx: Any, _: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
         scores, leaves, *rest = ctx.saved_tensors
         tau = rest[0] if rest else ctx.tau
-        if torch.is_grad_enabled() or kernels.pick("tournament", scores, tau, grad) is not ctx.native:
+        if torch.is_grad_enabled() or in_forward_mode() or kernels.pick("tournament", scores, tau, grad) is not ctx.native:
             return *_gradients(grad, scores, leaves, tau, ctx.rules, ctx.needs_input_grad), None, None, None
         in_scores, in_tau = ctx.native.backward(grad, scores, leaves, tau, *ctx.rules)
         return in_scores, in_tau.to(scores.dtype) if rest else None, None, None, None
@@ -142,7 +142,7 @@ def _weigh(scores: Tensor, leaves: Tensor, tau: Number, rules: Rules) -> Tensor:
 
 
 def _with_byes(share: Tensor, leaves: Tensor) -> Tensor:
-    """Who meets himself keeps everything."""
+    """An item paired with itself keeps its weight."""
     first, second = leaves.unflatten(-1, (-1, 2)).unbind(-1)
     return torch.where((first == second).unsqueeze(-1), _keeps_all(share), share)
 
@@ -156,8 +156,8 @@ def _duel(best: Tensor, worst: Tensor, tau: Number, rules: Rules, finite: bool) 
     if not finite:
         return _guarded_duel(best, worst, tau, rules)
     lead = BASE ** (best / tau) - BASE ** (worst / tau) if rules.power else (best - worst) * (rules.boost / tau)
-    share = torch.sigmoid(torch.stack([lead, -lead], -1))
-    return torch.lerp(worst, best, share[..., 0]), share
+    lose = torch.sigmoid(-lead)  # the small one of the two: its derivative keeps its digits where the other is rounded to 1
+    return best - (best - worst) * lose, torch.stack([1 - lose, lose], -1)
 
 
 def _guarded_duel(best: Tensor, worst: Tensor, tau: Number, rules: Rules) -> tuple[Tensor, Tensor]:

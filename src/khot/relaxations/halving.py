@@ -65,8 +65,9 @@ def halving_matrix(scores: Tensor, k: int, tau: Number = 1.0, *, boost: float = 
     Args:
         scores: ``(..., n)``.
         k: how many rows.
-        tau: temperature, a number or ``(...)``.
-        boost: the constant C.
+        tau: temperature, a number or ``(...)``. What counts is ``tau / boost``: with the default boost, ``tau=1`` here is as sharp as
+            ``tau=0.02`` is for a softmax or a sigmoid of two scores.
+        boost: the constant C; 50 in the paper. With ``boost=1`` tau has the scale it has in the other methods.
         mode: ``"softmax"``, or ``"power"`` for the published code's softmax over ``20 ** (v / tau)``, which ignores ``boost``, is
             not invariant to a shift of the scores, and overflows float32 from ``v / tau = 30`` on.
 

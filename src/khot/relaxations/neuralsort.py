@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from khot._settle import Among
-from khot._tensors import Number, column, deeper
+from khot._tensors import Number, column, deeper, wide_dtype
 from khot.primitives.limits import check_size
 from khot.primitives.order import descending_order
 from khot.primitives.pieces import mask_by_rows, select_by_rows
@@ -28,19 +29,27 @@ def _rows(scores: Tensor, k: int, tau: Number, among: Among | None) -> Callable[
     gaps = ordered[..., :-1] - ordered[..., 1:]
     if among is not None:
         gaps = torch.where(among.items.gather(-1, order)[..., 1:], gaps, 0.0)
-    odd = 2.0 * torch.arange(gaps.shape[-1], device=scores.device, dtype=scores.dtype) + 1
-    once, weighted = (_unsort(torch.nn.functional.pad(part.cumsum(-1), (1, 0)), order) for part in (gaps, gaps * odd))
-    return functools.partial(_some_rows, among, once, weighted, column(tau, scores))
+    gaps = gaps.to(wide_dtype(scores))  # the sums are long, and their differences are what counts
+    odd = 2.0 * torch.arange(gaps.shape[-1], device=scores.device, dtype=gaps.dtype) + 1
+    sums = torch.stack([pad(part.cumsum(-1), (1, 0)) for part in (gaps, gaps * odd)], -2)
+    return functools.partial(_some_rows, scores, among, sums, order, column(tau, gaps))
+
+
+def _some_rows(scores: Tensor, among: Among | None, sums: Tensor, order: Tensor, tau: Number, start: int, stop: int) -> Tensor:
+    """The logits ``2 r once - weighted`` of many rows are one product of matrices.
+
+    Each row is told relative to its own item, which has about the largest logit: so what matters is small when it is rounded.
+    """
+    once, weighted = sums.detach()[..., start:stop].unbind(-2)
+    twice = 2.0 * torch.arange(start, stop, device=sums.device, dtype=sums.dtype).expand_as(once)
+    left = torch.stack([twice, -torch.ones_like(twice), weighted - twice * once], -1) / deeper(tau)
+    right = torch.cat([_unsort(sums, order.unsqueeze(-2).expand(sums.shape)), torch.ones_like(sums[..., :1, :])], -2)
+    logits = (left @ right).to(scores.dtype)
+    return torch.softmax(logits if among is None else logits.masked_fill(~among.items.unsqueeze(-2), -torch.inf), -1)
 
 
 def _unsort(values: Tensor, order: Tensor) -> Tensor:
     return torch.zeros_like(values).scatter(-1, order, values)
-
-
-def _some_rows(among: Among | None, once: Tensor, weighted: Tensor, tau: Number, start: int, stop: int) -> Tensor:
-    place = torch.arange(start, stop, device=once.device, dtype=once.dtype).unsqueeze(-1)
-    logits = (2 * place * once.unsqueeze(-2) - weighted.unsqueeze(-2)) / deeper(tau)
-    return torch.softmax(logits if among is None else logits.masked_fill(~among.items.unsqueeze(-2), -torch.inf), -1)
 
 
 def _matrix(scores: Tensor, k: int, tau: Number = 1.0, *, among: Among | None = None) -> Tensor:

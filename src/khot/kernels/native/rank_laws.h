@@ -13,9 +13,9 @@ inline double drop(double high, double low) { return high == low ? 0 : high - lo
 
 struct Places {
   const double* x;
-  double tau;
+  double rate;  // 1 / tau
   int64_t n;
-  double away(const Block& b, int64_t i) const { return -drop(x[b.first], x[i]) / tau; }
+  double away(const Block& b, int64_t i) const { return -drop(x[b.first], x[i]) * rate; }
   // The ranks depend on tau through x / tau alone, and a block does not feel a constant added to it.
   double in_tau(const Block& b, const double*, const double* out) const {
     double sum = 0;
@@ -29,7 +29,7 @@ struct Places {
 struct RankL2 : Places {
   static constexpr bool ranks = true;
   Block one(int64_t i) const { return {i, 1, 0, 0}; }
-  double distance(const Block& a, const Block& b) const { return drop(x[a.first], x[b.first]) / tau; }
+  double distance(const Block& a, const Block& b) const { return drop(x[a.first], x[b.first]) * rate; }
   bool pools(const Block& a, const Block& b) const {
     double ca = double(a.count), cb = double(b.count);
     return distance(a, b) * ca * cb + b.stat * ca - a.stat * cb <= 0.5 * (ca + cb) * ca * cb;  // exact for whole numbers
@@ -50,10 +50,12 @@ struct RankL2 : Places {
 struct RankKl : Places {
   static constexpr bool ranks = true;
   Block one(int64_t i) const { return {i, 1, 1, 0}; }
-  double fall(const Block& a, const Block& b) const { return std::exp(-drop(x[a.first], x[b.first]) / tau); }
   double places(const Block& b) const { return double(b.count) * (double(n - b.first) - 0.5 * double(b.count - 1)); }
-  bool pools(const Block& a, const Block& b) const { return a.stat * places(b) <= fall(a, b) * b.stat * places(a); }
-  void take(Block& a, const Block& b) const { a.stat += fall(a, b) * b.stat; }
+  bool pools(const Block& a, Block& b) const {
+    b.other = std::exp(-drop(x[a.first], x[b.first]) * rate) * b.stat;  // the sum as the first block sees it, kept for take
+    return a.stat * places(b) <= b.other * places(a);
+  }
+  void take(Block& a, const Block& b) const { a.stat += b.other; }
   double value(const Block& b, int64_t i) const { return places(b) * (std::exp(away(b, i)) / b.stat); }
   void pull(const Block& b, const double* g, double* out) const {
     double total = 0, dot = 0;
@@ -70,9 +72,9 @@ struct SortL2 : Places {
   static constexpr bool ranks = false;
   Block one(int64_t i) const { return {i, 1, 0, 0}; }
   double between(const Block& a, const Block& b) const { return (x[a.first] - x[b.first]) + (b.stat - a.stat); }
-  bool pools(const Block& a, const Block& b) const { return between(a, b) >= 0.5 * double(a.count + b.count) / tau; }
+  bool pools(const Block& a, const Block& b) const { return between(a, b) >= 0.5 * double(a.count + b.count) * rate; }
   void take(Block& a, const Block& b) const { a.stat += between(a, b) * (double(b.count) / double(a.count + b.count)); }
-  double step(const Block& b, int64_t i) const { return (0.5 * double(b.count - 1) - double(i - b.first)) / tau; }
+  double step(const Block& b, int64_t i) const { return (0.5 * double(b.count - 1) - double(i - b.first)) * rate; }
   double value(const Block& b, int64_t i) const { return (x[b.first] - b.stat) + step(b, i); }
   void pull(const Block& b, const double* g, double* out) const {
     double mean = 0;
@@ -93,14 +95,14 @@ struct SortKl : Places {
   static constexpr bool ranks = false;
   Block one(int64_t i) const { return {i, 1, 0, 0}; }
   bool pools(const Block& a, const Block& b) const {
-    return double(a.count) / tau + a.other - b.other <= (x[a.first] - x[b.first]) + a.stat - b.stat;
+    return double(a.count) * rate + a.other - b.other <= (x[a.first] - x[b.first]) + a.stat - b.stat;
   }
   void take(Block& a, const Block& b) const {
     double low = x[b.first] - x[a.first] + b.stat - a.stat;
     a.stat += low > 0 ? low + std::log1p(std::exp(-low)) : std::log1p(std::exp(low));
-    a.other = std::log(std::expm1(-double(a.count + b.count) / tau) / std::expm1(-1 / tau));  // a geometric series
+    a.other = std::log(std::expm1(-double(a.count + b.count) * rate) / std::expm1(-rate));  // a geometric series
   }
-  double value(const Block& b, int64_t i) const { return x[b.first] + (b.stat - b.other - double(i - b.first) / tau); }
+  double value(const Block& b, int64_t i) const { return x[b.first] + (b.stat - b.other - double(i - b.first) * rate); }
   void pull(const Block& b, const double* g, double* out) const {
     double total = 0, sum = 0;
     for (int64_t i = b.first; i < b.first + b.count; i++) out[i] = std::exp(x[i] - x[b.first]), total += out[i], sum += g[i];
@@ -109,10 +111,10 @@ struct SortKl : Places {
   double in_tau(const Block& b, const double* g, const double*) const {
     double total = 0, mean = 0, sum = 0;
     for (int64_t j = 0; j < b.count; j++) {
-      double weight = std::exp(-double(j) / tau);
+      double weight = std::exp(-double(j) * rate);
       total += weight, mean += weight * double(j);
     }
-    for (int64_t j = 0; j < b.count; j++) sum += g[b.first + j] * (double(j) - mean / total) / tau;
+    for (int64_t j = 0; j < b.count; j++) sum += g[b.first + j] * (double(j) - mean / total) * rate;
     return sum;
   }
 };

@@ -55,7 +55,7 @@ void rank_row(Ordered<T>& row, const T* scores, double tau, const Job& job, O* o
     return std::fill(out, out + n, std::numeric_limits<O>::quiet_NaN());
   }
   Law law;
-  law.x = row.x.data(), law.tau = tau, law.n = n;
+  law.x = row.x.data(), law.rate = 1 / tau, law.n = n;
   pool(law, n, row.blocks);
   double centre = 0;
   for (const Block& b : row.blocks) {
@@ -79,7 +79,7 @@ double rank_row_backward(Ordered<T>& row, const T* scores, double tau, const Job
     return std::numeric_limits<double>::quiet_NaN();
   }
   Law law;
-  law.x = row.x.data(), law.tau = tau, law.n = n;
+  law.x = row.x.data(), law.rate = 1 / tau, law.n = n;
   for (int64_t i = 0; i < n; i++) row.grad[i] = job.factor * grad[Law::ranks ? row.order[i] : i];
   double in_tau = 0, scale = Law::ranks ? job.sign / tau : job.sign;
   for (const Block& b : row.blocks) {

@@ -94,7 +94,7 @@ template <class T> class Sorter {
 
   // order[i] becomes the index of the i-th largest.
   template <class I> void sort(const T* values, I* order, int64_t n) {
-    if (n <= kCounted<T> && !has_nan(values, n)) return count(values, order, n);
+    if (n <= kCounted<T> && !has_nan(values, n)) return falls(values, n) ? in_order(order, n) : count(values, order, n);
     Entry<T>*e = entries_.data(), *spare = e + n;
     for (int64_t i = 0; i < n; i++) e[i] = {key_of(values[i]), int32_t(i)};
     bool done = n <= kLook ? insertion_sort(e, n, n * n) : !jumbled(e) && insertion_sort(e, n, 2 * n);
@@ -107,6 +107,16 @@ template <class T> class Sorter {
     bool found = false;
     for (int64_t i = 0; i < n; i++) found |= values[i] != values[i];
     return found;
+  }
+
+  static bool falls(const T* values, int64_t n) {
+    bool rises = false;
+    for (int64_t i = 1; i < n; i++) rises |= values[i - 1] < values[i];
+    return !rises;
+  }
+
+  template <class I> static void in_order(I* order, int64_t n) {
+    for (int64_t i = 0; i < n; i++) order[i] = I(i);
   }
 
   template <class I> static void count(const T* values, I* order, int64_t n) {
