@@ -14,7 +14,7 @@ Both halves are sorted, so one ``searchsorted`` finds every block of a round: :m
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from torch.nn.functional import pad
 
 from khot import kernels
 from khot._tensors import is_recorded, wide_dtype
+from khot.primitives.operators import define_rows
 
 
 class _Algebra(NamedTuple):
@@ -230,25 +231,8 @@ def _prefix(x: Tensor, algebra: _Algebra) -> Tensor:
     return pad(algebra.running(x, -1), (1, 0), value=algebra.zero)
 
 
-def _batched(info: Any, in_dims: tuple[int | None, ...], y: Tensor, weights: Tensor | None, logs: bool) -> tuple[Tensor, int]:
-    """The batch as one more leading dimension of rows."""
-    rows = [
-        value if value is None else value.movedim(dim, 0) if dim is not None else value.expand(info.batch_size, *value.shape)
-        for value, dim in zip((y, weights), in_dims, strict=False)
-    ]
-    return torch.ops.khot.isotonic_blocks(*rows, logs), 0
-
-
-def _define() -> torch.library.Library:
-    """What compilers and tracing modes see in place of the rounds: one operator."""
-    lib = torch.library.Library("khot", "FRAGMENT")
-    lib.define("isotonic_blocks(Tensor y, Tensor? weights, bool logs) -> Tensor")
-    lib.impl("isotonic_blocks", _run, "CompositeExplicitAutograd")
-    torch.library.register_fake(
-        "khot::isotonic_blocks", lambda y, weights, logs: torch.empty(y.shape, dtype=torch.long, device=y.device), lib=lib
-    )
-    torch.library.register_vmap("khot::isotonic_blocks", _batched, lib=lib)
-    return lib
+def _shape(y: Tensor, weights: Tensor | None, logs: bool) -> Tensor:
+    return torch.empty(y.shape, dtype=torch.long, device=y.device)
 
 
 def _run(y: Tensor, weights: Tensor | None, logs: bool) -> Tensor:
@@ -256,4 +240,5 @@ def _run(y: Tensor, weights: Tensor | None, logs: bool) -> Tensor:
     return (merged_blocks if native is None else native)(y, weights, logs)
 
 
-LIBRARY = _define()  # the operator goes when it goes
+# What compilers and tracing modes see in place of the rounds.
+define_rows("isotonic_blocks(Tensor y, Tensor? weights, bool logs) -> Tensor", _run, _shape)

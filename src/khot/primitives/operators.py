@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 _LIBRARY = torch.library.Library("khot", "FRAGMENT")  # the operators go when it goes
 
@@ -27,3 +28,23 @@ def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any], *, ra
 def derive(name: str, backward: Callable[..., Any], setup_context: Callable[..., Any]) -> None:
     """Give the operator ``name`` a derivative."""
     torch.library.register_autograd(name, backward, setup_context=setup_context, lib=_LIBRARY)
+
+
+def define_rows(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> str:
+    """:func:`define`, with a batching rule, an operator whose tensors are all ``(..., n)`` rows or ``(..., 1)`` columns beside them."""
+    name = define(schema, run, fake)
+
+    def batched(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
+        rows = [_leading(value, dim, info.batch_size) for value, dim in zip(inputs, in_dims, strict=True)]
+        out = getattr(torch.ops.khot, name.removeprefix("khot::"))(*rows)
+        return out, 0 if isinstance(out, Tensor) else (0,) * len(out)
+
+    torch.library.register_vmap(name, batched, lib=_LIBRARY)
+    return name
+
+
+def _leading(value: Any, dim: int | None, size: int) -> Any:
+    """The batch as the first dimension of a tensor."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.expand(size, *value.shape) if dim is None else value.movedim(dim, 0)

@@ -77,12 +77,12 @@ class _Native(Function):
         scores, leaves, *rest = ctx.saved_tensors
         tau = rest[0] if rest else ctx.tau
         if torch.is_grad_enabled() or in_forward_mode() or kernels.pick("tournament", scores, tau, grad) is not ctx.native:
-            return *_gradients(grad, scores, leaves, tau, ctx.rules, ctx.needs_input_grad), None, None, None
+            return *gradients(grad, scores, leaves, tau, ctx.rules, ctx.needs_input_grad), None, None, None
         in_scores, in_tau = ctx.native.backward(grad, scores, leaves, tau, *ctx.rules)
         return in_scores, in_tau.to(scores.dtype) if rest else None, None, None, None
 
 
-def _gradients(grad: Tensor, scores: Tensor, leaves: Tensor, tau: Number, rules: Rules, needed: tuple[bool, ...]) -> list[Tensor | None]:
+def gradients(grad: Tensor, scores: Tensor, leaves: Tensor, tau: Number, rules: Rules, needed: tuple[bool, ...]) -> list[Tensor | None]:
     """The same by the formula, so that it can be differentiated itself."""
     again = torch.is_grad_enabled()
     inputs = [value for value, need in zip((scores, tau), needed, strict=False) if need and isinstance(value, Tensor)]

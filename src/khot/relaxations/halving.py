@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from khot._tensors import Number
+from khot._tensors import Number, in_forward_mode
 from khot.primitives.collect import collect
 from khot.primitives.limits import check_size
 from khot.primitives.tournament import Bracket, Rules, play
+from khot.primitives.tournament_operator import Placed, placed
 from khot.registry import relaxation
 
 
@@ -24,17 +26,37 @@ def _bracket(scores: Tensor, k: int, tau: Number, boost: float, mode: str) -> Br
     return play(scores, k, tau, Rules(float(boost), mode == "power"))
 
 
+def _is_traced(k: int) -> bool:
+    """Whether a compiler is to see one operator, since the number of rounds depends on the shape."""
+    return k > 0 and is_compiling() and not in_forward_mode()
+
+
+def _placed(scores: Tensor, k: int, tau: Number, boost: float, mode: str) -> Placed:
+    _check(boost, mode)
+    return placed(scores, k, tau, Rules(float(boost), mode == "power"))
+
+
 def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, boost: float = 50.0, mode: str = "softmax") -> Tensor:
+    if _is_traced(k):
+        return _placed(scores, k, tau, boost, mode).weight
     items, weight = _bracket(scores, k, tau, boost, mode)
     return torch.zeros_like(scores).scatter_add(-1, items.flatten(-2), weight.flatten(-2))
 
 
 def _select(x: Tensor, scores: Tensor, k: int, tau: Number = 1.0, *, boost: float = 50.0, mode: str = "softmax") -> Tensor:
+    if _is_traced(k):
+        place, weight = _placed(scores, k, tau, boost, mode)
+        out = torch.zeros(*x.shape[:-2], k, x.shape[-1], dtype=x.dtype, device=x.device)
+        return out.scatter_add(-2, place.unsqueeze(-1).expand(x.shape), weight.unsqueeze(-1) * x)
     items, weight = _bracket(scores, k, tau, boost, mode)
     return collect(x, weight, items) if k else x[..., :0, :]
 
 
 def _matrix(scores: Tensor, k: int, tau: Number, boost: float, mode: str) -> Tensor:
+    if _is_traced(k):
+        place, weight = _placed(scores, k, tau, boost, mode)
+        out = torch.zeros(*scores.shape[:-1], k, scores.shape[-1], dtype=scores.dtype, device=scores.device)
+        return out.scatter(-2, place.unsqueeze(-2), weight.unsqueeze(-2))
     items, weight = _bracket(scores, k, tau, boost, mode)
     out = torch.zeros(*scores.shape[:-1], k, scores.shape[-1], dtype=scores.dtype, device=scores.device)
     return out.scatter_add(-1, items, weight)
