@@ -21,6 +21,10 @@ int khot_tournament_backward(int, const void*, const double*, double, double, in
                              int64_t, int, int);
 int khot_bags_forward(int, const void*, const void*, const int64_t*, void*, int64_t, int64_t, int64_t, int64_t, int64_t, int);
 int khot_bags_backward(int, const void*, const void*, const int64_t*, const void*, void*, void*, int64_t, int64_t, int64_t, int64_t, int64_t, int);
+int khot_isotonic(int, const double*, const double*, int64_t*, int64_t, int64_t, int);
+int khot_ranks_forward(int, int, int, const void*, const double*, double, double, double, int64_t, void*, int32_t*, int64_t, int64_t, int);
+int khot_ranks_backward(int, int, int, const void*, const double*, double, double, double, const int32_t*, const void*, void*, double*, int64_t, int64_t,
+                        int);
 const char* khot_isa();
 }
 
@@ -145,6 +149,47 @@ static void tournaments(std::mt19937& random) {
         }
 }
 
+// Soft ranks and sorted values: finite rows must keep their sum, ranks must stay in range, gradients must be finite.
+template <class T> static void ranks(int dtype, int law, int64_t rows, int64_t n, int kind, int threads, std::mt19937& random) {
+  std::unique_ptr<T[]> x(new T[rows * n]), out(new T[rows * n]), g(new T[rows * n]), gx(new T[rows * n]);
+  std::unique_ptr<double[]> wide(new double[rows * n]), y(new double[rows * n]), w(new double[rows * n]);
+  std::unique_ptr<int32_t[]> items(new int32_t[rows * n]);
+  std::unique_ptr<int64_t[]> ids(new int64_t[rows * n]);
+  std::vector<double> tau(rows), gtau(rows);
+  for (double& t : tau) t = 0.1 + double(random() % 100) / 25;
+  for (int64_t i = 0; i < rows * n; i++) x[i] = any_score<T>(kind, random), g[i] = any_score<T>(0, random), y[i] = w[i] = double(g[i]);
+  require(!khot_ranks_forward(dtype, law, 0, x.get(), tau.data(), 0, 1, 1, 0, out.get(), items.get(), rows, n, threads), "code", n, law, kind);
+  require(!khot_ranks_backward(dtype, law, 0, x.get(), tau.data(), 0, 1, 1, items.get(), g.get(), gx.get(), gtau.data(), rows, n, threads), "code", n,
+          law, kind);
+  require(!khot_isotonic(law % 2, y.get(), w.get(), ids.get(), rows, n, threads), "code", n, law, kind);
+  for (int64_t r = 0; r < rows; r++) {
+    double sum = 0, before = 0, largest = 1;
+    bool has_nan = false, is_finite = true;
+    for (int64_t i = r * n; i < (r + 1) * n; i++) {
+      has_nan |= x[i] != x[i], is_finite &= std::isfinite(x[i]);
+      sum += double(out[i]), before += double(x[i]), largest = std::fmax(largest, std::fabs(double(x[i])));
+    }
+    if (has_nan || (law > 1 && !is_finite)) continue;
+    for (int64_t i = r * n; i < (r + 1) * n; i++) {
+      require(std::isfinite(gx[i]), "gradient of ranks", n, law, kind);
+      require(law > 1 || (out[i] > 1 - 1e-3 && out[i] < double(n) * (1 + 1e-5) + 1e-3), "range of ranks", n, law, kind);
+    }
+    double expected = law < 2 ? 0.5 * double(n) * double(n + 1) : before;
+    if (law < 3) require(std::fabs(sum - expected) <= 1e-5 * double(n) * (law < 2 ? double(n) : largest + double(n) / tau[r]), "sum of ranks", n, law, kind);
+  }
+  require(khot_ranks_forward(7, law, 0, x.get(), nullptr, 1, 1, 1, 0, out.get(), items.get(), rows, n, threads) == 2, "unknown type", n, law, kind);
+  require(khot_ranks_forward(dtype, law, 1, x.get(), nullptr, 1, -1, -1, n, wide.get(), items.get(), rows, n, threads) == 0, "centre", n, law, kind);
+}
+
+static void all_ranks(std::mt19937& random) {
+  for (int64_t n : {1, 2, 3, 5, 31, 64, 65, 128, 129, 500, 2500})
+    for (int kind = 0; kind < 6; kind++)
+      for (int law = 0; law < 4; law++) {
+        ranks<float>(0, law, 3, n, kind, 1 + int(random() % 3), random);
+        ranks<double>(1, law, 3, n, kind, 1 + int(random() % 3), random);
+      }
+}
+
 int main() {
   std::printf("%s\n", khot_isa());
   std::mt19937 random(1);
@@ -155,6 +200,7 @@ int main() {
         for (int kind = 0; kind < 9; kind++)
           for (int64_t rows : {1, 3, 19})
             if (rows * n < 100000) check(family, dtype, rows, n, kind, 1 + int(random() % 3), random);
+  all_ranks(random);
   tournaments(random);
   std::vector<std::thread> many;
   for (int t = 0; t < 8; t++) {
