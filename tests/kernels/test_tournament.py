@@ -99,7 +99,7 @@ def test_float32_is_float64_rounded(n: int, k: int, rules: Rules) -> None:
 @pytest.mark.parametrize("power", [False, True])
 def test_weights_and_gradients_are_those_of_the_formula(dtype: torch.dtype, n: int, k: int, power: bool) -> None:
     """On the leaves that the native code found, so that nothing hangs on how a near tie was rounded."""
-    from khot.primitives.tournament import _gradients, _weigh
+    from khot.primitives.tournament import _weigh, gradients
 
     rules = Rules(5.0, power)
     scores, tau = draw(3, n, dtype=dtype).requires_grad_(), torch.tensor([[0.7], [1.0], [1.3]], dtype=dtype, requires_grad=True)
@@ -109,7 +109,7 @@ def test_weights_and_gradients_are_those_of_the_formula(dtype: torch.dtype, n: i
     assert_close(weight, _weigh(scores, leaves, tau, rules).detach(), rtol=20 * size, atol=size)
     grad = draw(*weight.shape, seed=1, dtype=dtype) - 0.5
     mine = native.play_backward(grad, scores, leaves, tau, *rules)
-    theirs = _gradients(grad, scores, leaves, tau, rules, (True, True))
+    theirs = gradients(grad, scores, leaves, tau, rules, (True, True))
     assert_close(mine[0], theirs[0], rtol=200 * size, atol=20 * size)
     assert_close(mine[1].to(dtype), theirs[1], rtol=200 * size, atol=200 * size)
 
