@@ -4,7 +4,6 @@ import copy
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 
 def count_macs(model: nn.Module, *shape: int) -> int:
@@ -21,6 +20,8 @@ def count_macs(model: nn.Module, *shape: int) -> int:
         >>> round(count_macs(ViT(dim=384, num_heads=6)) / 1e9, 1)  # DeiT-S
         4.6
     """
+    from torch.utils.flop_counter import FlopCounterMode  # it imports triton
+
     on_meta = copy.deepcopy(model).to("meta").eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         on_meta(torch.empty(shape or (1, 3, 224, 224), device="meta"))
