@@ -136,3 +136,23 @@ def test_layer_samples_in_training_only():
     z = layer(scores)
     torch.testing.assert_close(z.detach(), khot.topk_mask(scores, 3))
     assert z.requires_grad and "design='systematic'" in repr(layer)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("design", ["systematic", "pivotal", "pareto"])
+def test_half_precision_draws_exactly_k(dtype, design):
+    torch.manual_seed(0)
+    scores = torch.randn(100_000).to(dtype).requires_grad_()
+    z = khot.sample_topk(scores, 50_000, design=design)
+    assert z.dtype == dtype and z.double().sum() == 50_000
+    (grad,) = torch.autograd.grad(z[:1000].sum(), scores)
+    assert grad.dtype == dtype and bool(grad.isfinite().all())
+
+
+def test_the_smallest_are_drawn():
+    scores = torch.tensor([3.0, torch.inf, -torch.inf, 1.0, 2.0], requires_grad=True)
+    z = khot.sample_topk(scores, 2, 0.01, largest=False, num_samples=20)
+    assert bool((z == torch.tensor([0.0, 0.0, 1.0, 1.0, 0.0])).all())
+    weights = torch.arange(5.0)
+    grads = [torch.autograd.grad((f(scores, 2, largest=False) * weights).sum(), scores)[0] for f in (khot.sample_topk, khot.soft_topk)]
+    torch.testing.assert_close(*grads)

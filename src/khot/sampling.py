@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from khot._tensors import Number, readable, wide_dtype
-from khot.checks import check_scores
-from khot.hard import straight_through
+from khot._tensors import Number, readable, wide_dtype, work_dtype
+from khot.checks import check_options, check_scores
+from khot.hard import through
 from khot.registry import Design, find_design, find_method
 
 _SINGLE = torch.finfo(torch.float32).eps  # double precision is often made from single
@@ -64,6 +64,7 @@ def sample_topk(
     method: str = "sigmoid",
     design: str = "systematic",
     generator: Generator | None = None,
+    largest: bool = True,
     dim: int = -1,
     num_samples: int | None = None,
     design_options: dict[str, Any] | None = None,
@@ -78,6 +79,7 @@ def sample_topk(
         method: a name in :data:`khot.RELAXATIONS` whose mask sums to k.
         design: a name in :data:`khot.DESIGNS`.
         generator: source of random numbers.
+        largest: ``False`` prefers the smallest: the same call on ``-scores``, so that +inf is never drawn.
         dim: the dimension to select along.
         num_samples: how many independent masks; they are stacked in front.
         design_options: the design's own options, e.g. ``{"order": "fixed"}``.
@@ -100,19 +102,28 @@ def sample_topk(
     method_row = find_method(method)
     if not (method_row.sums_to_k and method_row.bounded):
         raise ValueError(f"method {method!r} gives no probabilities that sum to k; choose one whose row says sums_to_k and bounded")
-    soft = method_row.topk(scores, k, tau, dim=dim, **options)
+    check_scores(scores, dim)
+    # In half precision a mask of many items does not sum to k: it is made in single.
+    wide = (scores if largest else -scores).to(work_dtype(scores))
+    soft = method_row.topk(wide, k, tau, dim=dim, **options)
     hard = _draw_soft(row, _work(soft, dim), k, generator, num_samples, design_options or {})
-    return straight_through(hard.to(soft.dtype).movedim(-1, dim % soft.ndim - soft.ndim), soft)
+    return through(hard.to(scores.dtype).movedim(-1, dim % soft.ndim - soft.ndim), soft.to(scores.dtype))
 
 
 def _draw_soft(
     row: Design, soft: Tensor, k: Number, generator: Generator | None, num_samples: int | None, options: dict[str, Any]
 ) -> Tensor:
     """Sample a soft mask known to sum to ``k``; a fraction is filled up by a phantom item that is dropped again."""
+    shape = _shape(row, soft, num_samples, options)
+    if "soft" in row.extras and 0 not in shape:
+        column = k.detach().expand(soft.shape[:-1]).unsqueeze(-1).expand(*shape[:-1], 1) if isinstance(k, Tensor) else float(k)
+        drawn = row.extras["soft"](soft.expand(shape), column, generator=generator, **options)
+        if drawn is not None:
+            return drawn
     lost = soft.isnan().any(-1, keepdim=True)
     soft = soft.masked_fill(lost, 0.0)
     total = soft.sum(-1, keepdim=True, dtype=wide_dtype(soft))
-    wanted = torch.as_tensor(k, dtype=total.dtype, device=soft.device).detach().expand(soft.shape[:-1]).unsqueeze(-1)
+    wanted = torch.as_tensor(k, device=soft.device).detach().expand(soft.shape[:-1]).unsqueeze(-1).to(total.dtype)
     # Where fewer than k items take part, all of them are drawn.
     wanted = torch.where((total - wanted).abs() < 0.5, wanted, total.round())
     size = wanted.ceil()
@@ -124,15 +135,18 @@ def _draw_soft(
     return out.masked_fill(lost, torch.nan)
 
 
+def _shape(row: Design, probs: Tensor, num_samples: int | None, options: dict[str, Any]) -> torch.Size:
+    """The shape of the draws, after a look at the options."""
+    check_options(row.name, options, row.options, "design")
+    if num_samples is not None and num_samples < 0:
+        raise ValueError(f"num_samples must be at least 0, got {num_samples}")
+    return probs.shape if num_samples is None else torch.Size((num_samples, *probs.shape))
+
+
 def _draw(
     row: Design, probs: Tensor, size: Tensor, generator: Generator | None, num_samples: int | None, options: dict[str, Any]
 ) -> Tensor:
-    for key in options:
-        if key not in row.options:
-            raise TypeError(f"design {row.name!r} has no option {key!r}; its options: {', '.join(row.options) or 'none'}")
-    if num_samples is not None and num_samples < 0:
-        raise ValueError(f"num_samples must be at least 0, got {num_samples}")
-    shape = probs.shape if num_samples is None else (num_samples, *probs.shape)
+    shape = _shape(row, probs, num_samples, options)
     if 0 in shape:
         return probs.new_zeros(shape)
     if row.many:

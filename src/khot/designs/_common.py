@@ -23,11 +23,6 @@ def random_order(like: Tensor, generator: Generator | None) -> Tensor:
     return keys.argsort(dim=-1)
 
 
-def check_order(order: str) -> None:
-    if order not in ("random", "fixed"):
-        raise ValueError(f"order must be 'random' or 'fixed', got {order!r}")
-
-
 def largest(keys: Tensor, k: Tensor) -> Tensor:
     """The 0/1 mask of the ``k`` largest keys of each row, exactly ``k`` of them; equal keys are told apart by place."""
     mask = torch.zeros_like(keys)

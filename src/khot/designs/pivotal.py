@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Generator, Tensor
 
-from khot.designs._common import check_order, random_order
+from khot.designs._common import random_order
+from khot.primitives.draw import draw
 from khot.primitives.fixed_point import fixed_point
 from khot.registry import design
 
 
-@design("pivotal", cost="O(n), log2(n) rounds", paper="Deville and Tille 1998; Chauvet 2012 (random order)", exact=True)
+@design(
+    "pivotal",
+    cost="O(n), log2(n) rounds",
+    paper="Deville and Tille 1998; Chauvet 2012 (random order)",
+    exact=True,
+    extras={"soft": functools.partial(draw, "pivotal")},
+)
 def pivotal(probs: Tensor, k: Tensor, *, generator: Generator | None = None, order: str = "random") -> Tensor:
     r"""Pairs of items fight: one is settled at 0 or 1, the other carries what is left of their sum into the next round.
 
@@ -29,7 +38,9 @@ def pivotal(probs: Tensor, k: Tensor, *, generator: Generator | None = None, ord
         >>> pivotal(torch.tensor([0.5, 0.5, 1.0, 0.0]), torch.tensor([2])).sum()
         tensor(2.)
     """
-    check_order(order)
+    drawn = draw("pivotal", probs, k, generator=generator, order=order)
+    if drawn is not None:
+        return drawn
     place = (
         random_order(probs, generator)
         if order == "random"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Generator, Tensor
 
-from khot.designs._common import check_order, random_order
+from khot.designs._common import random_order
+from khot.primitives.draw import draw
 from khot.primitives.fixed_point import fixed_point
 from khot.registry import design
 
@@ -17,6 +20,7 @@ from khot.registry import design
     exact=True,
     positive_joint=False,
     note="in fixed order most pairs never meet",
+    extras={"soft": functools.partial(draw, "systematic")},
 )
 def systematic(probs: Tensor, k: Tensor, *, generator: Generator | None = None, order: str = "random") -> Tensor:
     r"""One random number, and a comb of teeth one apart on the cumulative probabilities.
@@ -38,7 +42,9 @@ def systematic(probs: Tensor, k: Tensor, *, generator: Generator | None = None, 
         >>> systematic(probs, k).sum()
         tensor(2.)
     """
-    check_order(order)
+    drawn = draw("systematic", probs, k, generator=generator, order=order)
+    if drawn is not None:
+        return drawn
     if order == "fixed":
         return _teeth(probs, k, generator)
     place = random_order(probs, generator)

@@ -13,7 +13,7 @@ from khot._tensors import is_traced
 from khot.kernels import register
 from khot.kernels.cpu import DTYPES, LIBRARY, dense, plain
 
-_MOST = 2**31 - 1  # items in a row, which are counted in 32 bits
+_MOST = 2**31 - 2  # items in a row, which are counted in 32 bits
 _library: Any = LIBRARY
 HERE = hasattr(_library, "khot_select")  # a library built before this entry point has the others
 

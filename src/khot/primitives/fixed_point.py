@@ -42,10 +42,11 @@ def fixed_point(probs: Tensor, k: Tensor) -> FixedPoint:
     wide, room = _spread_in_place(probs.detach().to(wide_dtype(probs), copy=True), k)
     units = _round(wide.mul_(2.0**bits))
     lack = (k.long() << bits) - units.sum(-1, keepdim=True)
-    most = room.max(-1, keepdim=True)
-    # p (1 - p) is less than p and than 1 - p: an item with that much room stays off 0 and 1.
-    if readable(lack) and bool((lack.abs() < most.values * 2.0**bits - 1).all()):
-        return FixedPoint(units.scatter_add_(-1, most.indices, lack), bits)
+    place = room.max(-1, keepdim=True).indices
+    moved = units.gather(-1, place) + lack
+    # One item takes it all if that leaves it off 0 and 1, which are certain.
+    if readable(lack) and bool(((lack == 0) | (moved > 0) & (moved < 1 << bits)).all()):
+        return FixedPoint(units.scatter_(-1, place, moved), bits)
     return FixedPoint(_absorb(units, lack, bits), bits)
 
 

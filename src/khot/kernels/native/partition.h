@@ -1,35 +1,10 @@
 // The k-th largest of a row of any length: a sample gives two values around it, and one pass keeps what lies between them.
 #pragma once
-#include <cstdlib>
-#include <new>
-
 #include "compress.h"
+#include "memory.h"
 #include "select.h"
 
 namespace {
-
-// Memory that grows and keeps nothing. The containers of the library may not be used here: code of theirs, compiled for
-// one instruction set, could end up in the copy for another.
-template <class T> class Memory {
- public:
-  Memory() = default;
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-  ~Memory() { std::free(data); }
-  T* at_least(int64_t n) {
-    if (n > capacity) {
-      std::free(data);
-      data = static_cast<T*>(std::malloc(size_t(n) * sizeof(T)));
-      capacity = data ? n : 0;
-      if (!data) throw std::bad_alloc();
-    }
-    return data;
-  }
-
- private:
-  T* data = nullptr;
-  int64_t capacity = 0;
-};
 
 // Scores above `high`, equal to it, strictly between (which are kept), equal to `low`.
 struct Parts {

@@ -1,4 +1,5 @@
-// Hard selection for one instruction set: this file is compiled once for each, with KHOT_ISA naming it.
+// Hard selection and sampling for one instruction set: this file is compiled once for each, with KHOT_ISA naming it.
+#include "draw.h"
 #include "partition.h"
 #include "selection.h"
 #include "sort.h"
@@ -123,4 +124,4 @@ int any_select(int dtype, const KhotSelection& a) {
 
 #define KHOT_JOIN2(a, b) a##b
 #define KHOT_JOIN(a, b) KHOT_JOIN2(a, b)
-extern "C" __attribute__((visibility("hidden"))) const KhotSelect KHOT_JOIN(khot_select_, KHOT_ISA) = {any_select};
+extern "C" __attribute__((visibility("hidden"))) const KhotSelect KHOT_JOIN(khot_select_, KHOT_ISA) = {any_select, any_draw};

@@ -1,4 +1,4 @@
-// The entry point of the selection. Compiled once, for the baseline machine.
+// The entry points of selection and sampling. Compiled once, for the baseline machine.
 #include <cstring>
 
 #include "selection.h"
@@ -27,7 +27,7 @@ const KhotSelect& chosen() {
   return khot_select_base;
 }
 
-constexpr int64_t kMostItems = (int64_t(1) << 31) - 1;  // in a row: indices and counts have 32 bits
+constexpr int64_t kMostItems = (int64_t(1) << 31) - 2;  // in a row: indices and counts have 32 bits
 
 }  // namespace
 
@@ -39,4 +39,13 @@ KHOT_API int khot_select(int dtype, const void* x, const int64_t* k, int64_t k_v
   if (rows < 0 || n < 0 || n > kMostItems || (index && k)) return 1;
   if (rows == 0 || n == 0) return 0;
   return chosen().select(dtype, KhotSelection{x, k ? k : &k_value, k ? 1 : 0, mask, kth, index, rows, n, threads});
+}
+
+// Designs: 0 systematic, 1 pivotal; `shuffled` for random order. Only float32 and float64; probs is (rows, n), out is
+// (draws, rows, n), start may be null. Returns as above, and 1 for an unknown design.
+KHOT_API int khot_draw(int design, int dtype, const void* probs, const double* k, double k_value, const int64_t* start, void* out,
+                       uint64_t seed, int64_t draws, int64_t rows, int64_t n, int shuffled, int threads) {
+  if (draws < 0 || rows < 0 || n < 0 || n > kMostItems) return 1;
+  if (draws == 0 || rows == 0 || n == 0) return 0;
+  return chosen().draw(design, dtype, KhotDraw{probs, k ? k : &k_value, k ? 1 : 0, start, out, seed, draws, rows, n, shuffled != 0, threads});
 }
