@@ -86,6 +86,9 @@ class Design:
     vmaps: bool = True  # draws inside torch.func.vmap, with randomness "different" and "same"
     compiles: bool = True  # torch.compile takes it as one graph, and fake tensors pass
     note: str = ""
+    # (probs, k, *, generator, **options) -> 0/1 like probs, or None where draw has to do it: takes any k that the rows nearly sum to,
+    # fractions too, and makes a row with a nan nan
+    draw_soft: Callable[..., Tensor | None] | None = None
 
     def __str__(self) -> str:
         return self.name

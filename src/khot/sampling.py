@@ -115,15 +115,15 @@ def _draw_soft(
 ) -> Tensor:
     """Sample a soft mask known to sum to ``k``; a fraction is filled up by a phantom item that is dropped again."""
     shape = _shape(row, soft, num_samples, options)
-    if "soft" in row.extras and 0 not in shape:
+    if row.draw_soft is not None and 0 not in shape:
         column = k.detach().expand(soft.shape[:-1]).unsqueeze(-1).expand(*shape[:-1], 1) if isinstance(k, Tensor) else float(k)
-        drawn = row.extras["soft"](soft.expand(shape), column, generator=generator, **options)
+        drawn = row.draw_soft(soft.expand(shape), column, generator=generator, **options)
         if drawn is not None:
             return drawn
     lost = soft.isnan().any(-1, keepdim=True)
     soft = soft.masked_fill(lost, 0.0)
     total = soft.sum(-1, keepdim=True, dtype=wide_dtype(soft))
-    wanted = torch.as_tensor(k, device=soft.device).detach().expand(soft.shape[:-1]).unsqueeze(-1).to(total.dtype)
+    wanted = torch.as_tensor(k, dtype=total.dtype, device=soft.device).detach().expand(soft.shape[:-1]).unsqueeze(-1)
     # Where fewer than k items take part, all of them are drawn.
     wanted = torch.where((total - wanted).abs() < 0.5, wanted, total.round())
     size = wanted.ceil()

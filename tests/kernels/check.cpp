@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "check_hard.h"
+
 extern "C" {
 int khot_threshold_forward(int, int, const void*, void*, const double*, double, const double*, double, double*, int64_t, int64_t, int);
 int khot_threshold_backward(int, int, const void*, const void*, const void*, const double*, void*, double*, double*, const double*, double,
@@ -210,6 +212,7 @@ int main() {
     });
   }
   for (std::thread& t : many) t.join();
+  failures += check_hard(random);
   std::printf("%d failures\n", failures);
   return failures != 0;
 }

@@ -18,7 +18,7 @@ from khot.registry import design
     cost="O(n), log2(n) rounds",
     paper="Deville and Tille 1998; Chauvet 2012 (random order)",
     exact=True,
-    extras={"soft": functools.partial(draw, "pivotal")},
+    draw_soft=functools.partial(draw, "pivotal"),
 )
 def pivotal(probs: Tensor, k: Tensor, *, generator: Generator | None = None, order: str = "random") -> Tensor:
     r"""Pairs of items fight: one is settled at 0 or 1, the other carries what is left of their sum into the next round.

@@ -20,7 +20,7 @@ from khot.registry import design
     exact=True,
     positive_joint=False,
     note="in fixed order most pairs never meet",
-    extras={"soft": functools.partial(draw, "systematic")},
+    draw_soft=functools.partial(draw, "systematic"),
 )
 def systematic(probs: Tensor, k: Tensor, *, generator: Generator | None = None, order: str = "random") -> Tensor:
     r"""One random number, and a comb of teeth one apart on the cumulative probabilities.
