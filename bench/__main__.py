@@ -1,4 +1,4 @@
-"""Run one benchmark by name: every file beside this one that defines ``main(argv)`` is a command."""
+"""Run one benchmark by name: every file or folder beside this one that defines ``main(argv)`` is a command."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ HERE = Path(__file__).parent
 def commands() -> dict[str, str]:
     """Name and first line of the docstring of every benchmark."""
     found = {}
-    for path in sorted(HERE.glob("*.py")):
+    for path in [*HERE.glob("[!_]*.py"), *HERE.glob("*/__init__.py")]:
         text = path.read_text()
-        if not path.stem.startswith("_") and "\ndef main(" in text:
-            found[path.stem] = text.split("\n", 1)[0].strip('"')
-    return found
+        if "\ndef main(" in text:
+            found[path.parent.name if path.stem == "__init__" else path.stem] = text.split("\n", 1)[0].strip('"')
+    return dict(sorted(found.items()))
 
 
 def main(argv: list[str]) -> int:

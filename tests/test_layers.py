@@ -23,6 +23,10 @@ class Row:
     fullgraph: bool = True  # False: shapes depend on the data
 
 
+def autoencoder(fullgraph: bool = True, **options: Any) -> Row:
+    return Row(lambda: khot.nn.SparseAutoencoder(12, 24, **copy.deepcopy(options)), 12, "W_enc", lambda coded: coded.recon, fullgraph)
+
+
 LAYERS = {
     "FeatureSelector": Row(lambda: khot.nn.FeatureSelector(12, k=3), 12, "scores"),
     "FeatureSelector hard": Row(lambda: khot.nn.FeatureSelector(12, k=3, hard=True, method="gaussian"), 12, "scores"),
@@ -45,6 +49,11 @@ LAYERS = {
     ),
     "SparseLinear": Row(lambda: khot.nn.SparseLinear(12, 5, density=0.3), 12, "weight"),
     "SparseLinear hard": Row(lambda: khot.nn.SparseLinear(12, 5, density=0.3, hard=True, bias=False, method="euclidean"), 12, "weight"),
+    "SparseAutoencoder": autoencoder(k=3),
+    "SparseAutoencoder relaxed": autoencoder(k=3, method="sigmoid"),
+    "SparseAutoencoder batch": autoencoder(fullgraph=False, k=3, select="batch_topk", passes=2),
+    "SparseAutoencoder learned k": autoencoder(k=khot.nn.LearnedK(12, mean=3)),
+    "SparseAutoencoder sampled": autoencoder(k=3, method="euclidean", design="systematic", signed=True),
 }
 EVERY = pytest.mark.parametrize("row", LAYERS.values(), ids=LAYERS.keys())
 

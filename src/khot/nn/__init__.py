@@ -10,6 +10,7 @@ from khot.nn.moe import MoE as MoE
 from khot.nn.routing import Routing as Routing
 from khot.nn.sample_topk import SampleTopK as SampleTopK
 from khot.nn.soft_topk import SoftTopK as SoftTopK
+from khot.nn.sparse_autoencoder import SparseAutoencoder as SparseAutoencoder
 from khot.nn.sparse_linear import SparseLinear as SparseLinear
 from khot.nn.sparsify import Sparsifier as Sparsifier
 from khot.nn.sparsify import sparsify as sparsify

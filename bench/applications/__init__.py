@@ -1,0 +1,15 @@
+"""The applications on real data: features, sparse networks, autoencoders, routing; every finished cell is kept."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+NAMES = ("features", "routing", "sparse", "autoencoder")
+
+
+def main(argv: list[str]) -> int:
+    if not argv or argv[0] not in NAMES:
+        sys.stderr.write(f"usage: python -m bench applications {{{','.join(NAMES)}}} [--quick] [--help]\n")
+        return 0 if argv and argv[0] in ("-h", "--help") else 2
+    return importlib.import_module(f"bench.applications.{argv[0]}").main(argv[1:]) or 0

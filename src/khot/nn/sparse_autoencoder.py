@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from khot.hard import topk_mask
+from khot.nn.annealing import Annealed, Method, Range, check_method, geometric, relaxed_mask
+from khot.nn.learned_k import LearnedK
+
+Select: TypeAlias = Literal["topk", "batch_topk"]
+STAIRS = 6  # k falls in so many steps: a compiled layer is compiled again for each
+AUX = 1 / 32  # weight of the auxiliary loss (Gao et al. 2024)
+
+
+class Coded(NamedTuple):
+    """Reconstruction and latents."""
+
+    recon: Tensor
+    latents: Tensor
+
+
+@final
+class SparseAutoencoder(Annealed):
+    r"""Sparse autoencoder whose latents are the ``k`` largest of its code.
+
+    .. math:: z = \text{top-}k\big((x - b_\text{dec})\, W_\text{enc} + b_\text{enc}\big)_+, \qquad \hat x = z\, W_\text{dec} + b_\text{dec}
+
+    The rows of the decoder are divided by their norms, so that its gradient is perpendicular to them. Parameters are named and shaped as
+    in SAELens: ``W_enc (d_in, d_sae)``, ``W_dec (d_sae, d_in)``, ``b_enc``, ``b_dec``.
+
+    Args:
+        d_in: width of the input.
+        d_sae: number of latents.
+        k: latents of a token, or a :class:`khot.nn.LearnedK` of width ``d_in`` for a learned number for each token.
+        select: ``"topk"`` for each token, or ``"batch_topk"``: ``k`` on average over a batch, and in evaluation every latent above one
+            threshold, the mean of the smallest value that was selected in training (Bussmann et al. 2024).
+        method: None trains the selected latents only; a name in :data:`khot.RELAXATIONS` gives the selection its soft gradient.
+        design: with a method, a name in :data:`khot.DESIGNS`: draw the latents at random in training.
+        signed: select by magnitude and keep the sign.
+        passes: 2 encodes what the first code leaves unexplained once more and selects again (one step of a pursuit), and so on.
+        start: ``k`` falls from ``start * k`` to ``k`` until ``until``; 4 helps at small ``k``.
+        aux: add the auxiliary loss on dead latents to :meth:`loss`.
+        dead_after: a latent that was silent for so many tokens counts as dead; take 2 to 5 % of the training.
+        tau: temperature of the method, or where it starts and ends, in units of the pre-activations' spread.
+        until: the share of the training in which ``k`` and the temperature fall.
+
+    Example:
+        >>> sae = SparseAutoencoder(d_in=16, d_sae=64, k=4)
+        >>> x = torch.randn(10, 16)
+        >>> sae.center(x)
+        >>> recon, latents = sae(x)
+        >>> recon.shape, latents.count_nonzero(-1).max()
+        (torch.Size([10, 16]), tensor(4))
+        >>> sae.loss(x).backward()
+    """
+
+    threshold: Tensor
+    silent: Tensor
+
+    def __init__(
+        self,
+        d_in: int,
+        d_sae: int,
+        k: int | LearnedK,
+        *,
+        select: Select = "topk",
+        method: Method | None = None,
+        design: str | None = None,
+        signed: bool = False,
+        passes: int = 1,
+        start: float = 1.0,
+        aux: bool = False,
+        dead_after: int = 100_000,
+        tau: Range = (0.5, 0.05),
+        until: float = 0.4,
+    ) -> None:
+        super().__init__(tau, until)
+        if isinstance(k, LearnedK) and method is None:
+            method = "sigmoid"  # which gives k its gradient
+        _check(d_in, d_sae, k, select, method, design, passes, start)
+        self.d_in, self.d_sae, self.k, self.select = d_in, d_sae, k, select
+        self.method, self.design, self.signed, self.passes, self.start = method, design, signed, passes, start
+        self.aux, self.dead_after, self.stats = aux, dead_after, {}
+        self.count = self._count()
+        rows = F.normalize(torch.randn(d_sae, d_in), dim=-1)
+        self.W_enc = nn.Parameter(rows.T.clone())
+        self.b_enc = nn.Parameter(torch.zeros(d_sae))
+        self.W_dec = nn.Parameter(rows)
+        self.b_dec = nn.Parameter(torch.zeros(d_in))
+        if passes > 1:
+            self.rate = nn.Parameter(torch.full((passes - 1, d_sae), 0.5))
+            self.b_refine = nn.Parameter(torch.zeros(passes - 1, d_sae))
+        self.register_buffer("threshold", torch.tensor(math.nan) if select == "batch_topk" else None)
+        self.register_buffer("silent", torch.zeros(d_sae, dtype=torch.long), persistent=False)
+
+    def anneal(self, progress: float) -> None:
+        super().anneal(progress)
+        self.count = self._count()
+
+    def forward(self, x: Tensor) -> Coded:
+        """``(..., d_in)`` -> reconstruction ``(..., d_in)``, latents ``(..., d_sae)``."""
+        latents, _ = self._code(x)
+        return Coded(self.decode(latents), latents)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self._code(x)[0]
+
+    def decode(self, latents: Tensor) -> Tensor:
+        return latents @ self.decoder + self.b_dec
+
+    @property
+    def decoder(self) -> Tensor:
+        """``W_dec`` with rows of length 1."""
+        return F.normalize(self.W_dec, dim=-1, eps=torch.finfo(self.W_dec.dtype).tiny)
+
+    @torch.no_grad()
+    def center(self, x: Tensor, *, num_iters: int = 50) -> None:
+        """Set ``b_dec`` to the geometric median of a first batch, by Weiszfeld's iteration: without the mean, fewer latents die."""
+        points = x.reshape(-1, self.d_in).to(self.b_dec.dtype)
+        median = points.mean(0)
+        for _ in range(num_iters):
+            distance = (points - median).norm(dim=-1, keepdim=True)
+            weight = 1 / distance.clamp(min=torch.finfo(points.dtype).eps * points.abs().amax().clamp(min=1))
+            median = (weight * points).sum(0) / weight.sum()
+        self.b_dec.copy_(median)
+
+    def loss(self, x: Tensor) -> Tensor:
+        """The fraction of variance unexplained, with the auxiliary loss and the penalty of a learned ``k`` where there are any.
+
+        Sets ``stats``: ``fvu``, ``l0`` (latents a token), ``dead`` (the share of latents that were silent for ``dead_after`` tokens).
+        """
+        latents, pre = self._code(x)
+        recon = self.decode(latents)
+        total = (x - x.reshape(-1, self.d_in).mean(0)).square().sum().detach()
+        fvu = (x - recon).square().sum() / total
+        self._watch(latents)
+        dead = self.silent > self.dead_after
+        self.stats = {"fvu": fvu.detach(), "l0": (latents.detach() != 0).sum(-1).float().mean(), "dead": dead.float().mean()}
+        loss = fvu
+        if self.aux and self.training:
+            loss = loss + AUX * self._aux_loss(x - recon.detach(), pre, dead)
+        return loss + self.k.penalty(self.k(x - self.b_dec)) if isinstance(self.k, LearnedK) else loss
+
+    def save(self, folder: str | Path, *, format: Literal["sae_lens", "khot"] = "sae_lens") -> None:
+        """Write ``cfg.json`` and ``sae_weights.safetensors``; ``"sae_lens"`` opens in ``sae_lens.SAE.load_from_disk``."""
+        from khot.nn import sae_files
+
+        sae_files.save(self, Path(folder), format)
+
+    @staticmethod
+    def load(folder: str | Path) -> SparseAutoencoder:
+        """Read what :meth:`save` or SAELens wrote (its ``topk`` and ``jumprelu`` architectures)."""
+        from khot.nn import sae_files
+
+        return sae_files.load(Path(folder))
+
+    def _count(self) -> int:
+        """``k`` now, on stairs from ``start * k`` down."""
+        if isinstance(self.k, LearnedK):
+            return 0
+        part = math.floor(min(1.0, self.progress / self.until) * STAIRS) / STAIRS
+        return min(self.d_sae, round(self.k * geometric((self.start, 1.0), part)))
+
+    def _code(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if x.shape[-1] != self.d_in:
+            raise ValueError(f"x must have {self.d_in} features in its last dimension, got shape {tuple(x.shape)}")
+        centred = x - self.b_dec
+        k = self.k(centred) if isinstance(self.k, LearnedK) else None
+        pre = centred @ self.W_enc + self.b_enc
+        latents = self._select(pre, k, last=self.passes == 1)
+        for turn in range(self.passes - 1):
+            left = (centred - latents @ self.decoder) @ self.W_enc
+            pre = latents + self.rate[turn] * left + self.b_refine[turn]
+            latents = self._select(pre, k, last=turn == self.passes - 2)
+        return latents, pre
+
+    def _select(self, pre: Tensor, k: Tensor | None, *, last: bool) -> Tensor:
+        values = pre if self.signed else pre.relu()
+        scores = pre.abs() if self.signed else pre
+        if self.select == "batch_topk":
+            return values * self._batch_mask(scores, last=last)
+        if k is not None or self.training and self.method is not None:
+            return values * self._mask(scores, self.count if k is None else k)
+        indices = scores.topk(self.count if self.training else self._fixed).indices
+        return torch.zeros_like(values).scatter(-1, indices, values.gather(-1, indices))
+
+    def _mask(self, scores: Tensor, k: int | Tensor) -> Tensor:
+        # What is not positive is no candidate: zeros would tie and share the mask.
+        positive = torch.where(scores > 0, scores, -torch.inf)
+        if not self.training:
+            return topk_mask(positive, k.round() if isinstance(k, Tensor) else k)
+        assert self.method is not None
+        return relaxed_mask(positive, k, self.tau, method=self.method, hard=True, design=self.design)
+
+    def _batch_mask(self, scores: Tensor, *, last: bool) -> Tensor:
+        """``k`` a row on average; in evaluation everything above the threshold, once there is one."""
+        if not self.training and not bool(self.threshold.isnan()):
+            return (scores > self.threshold).to(scores.dtype)
+        flat = scores.flatten()
+        rows = flat.numel() // self.d_sae
+        count = min(flat.numel(), rows * (self.count if self.training else self._fixed))
+        if self.training and self.method is not None:
+            mask = self._mask(flat, count)
+        else:
+            mask = torch.zeros_like(flat).scatter(0, flat.topk(count, sorted=False).indices, 1.0)
+        if self.training and last:
+            self._track(flat.detach(), mask.detach())
+        return mask.view_as(scores)
+
+    @torch.no_grad()
+    def _track(self, scores: Tensor, mask: Tensor) -> None:
+        """The smallest selected value, averaged over the last twenty batches or so."""
+        chosen = (mask > 0) & (scores > 0)
+        least = torch.where(chosen, scores, torch.inf).amin() if scores.numel() else scores.new_tensor(torch.inf)
+        seen = torch.where(self.threshold.isnan(), least, self.threshold.lerp(least, 0.05))
+        self.threshold.copy_(torch.where(least.isfinite(), seen, self.threshold))
+
+    @property
+    def _fixed(self) -> int:
+        assert isinstance(self.k, int)
+        return self.k
+
+    @torch.no_grad()
+    def _watch(self, latents: Tensor) -> None:
+        """Count the tokens since each latent was last active."""
+        if not self.training:
+            return
+        rows = latents.reshape(-1, self.d_sae)
+        active = (rows != 0).any(0)
+        self.silent.copy_(torch.where(active, 0, self.silent + rows.shape[0]))
+
+    def _aux_loss(self, left: Tensor, pre: Tensor, dead: Tensor) -> Tensor:
+        """How well the dead latents alone would explain what is left, relative to its size; 0 where none is dead."""
+        scores = torch.where(dead, pre.relu(), -1.0)
+        best = scores.topk(min(self.d_sae, self.d_in // 2 or 1))
+        code = torch.zeros_like(pre).scatter(-1, best.indices, best.values.relu())
+        relative = (left - code @ self.decoder).square().sum() / left.square().sum()
+        return torch.where(dead.any(), relative, 0.0)
+
+    def extra_repr(self) -> str:
+        k = self.k if isinstance(self.k, int) else "learned"
+        return f"d_in={self.d_in}, d_sae={self.d_sae}, k={k}, select={self.select!r}, method={self.method!r}, passes={self.passes}"
+
+
+def _check(
+    d_in: int, d_sae: int, k: int | LearnedK, select: str, method: Method | None, design: str | None, passes: int, start: float
+) -> None:
+    if select not in ("topk", "batch_topk"):
+        raise ValueError(f"select must be 'topk' or 'batch_topk', got {select!r}")
+    if isinstance(k, LearnedK):
+        if k.dim != d_in or k.high > d_sae or select != "topk":
+            raise ValueError(f"a learned k needs select='topk', dim={d_in} and high <= {d_sae}, got {select!r}, {k.dim} and {k.high:g}")
+    elif not 0 < k <= d_sae:
+        raise ValueError(f"k must be between 1 and d_sae={d_sae}, got {k}")
+    if method is not None:
+        check_method(method, design)
+    elif design is not None:
+        raise ValueError("a design draws from the mask of a method; name one, e.g. method='sigmoid'")
+    if passes < 1 or start < 1:
+        raise ValueError(f"passes and start must be at least 1, got {passes} and {start}")

