@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("features", "routing", "sparse", "autoencoder")
+NAMES = ("features", "wide", "routing", "sparse", "autoencoder")
 
 
 def main(argv: list[str]) -> int:
