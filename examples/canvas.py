@@ -100,11 +100,12 @@ def train(method: str, sources: tuple[Memory, Memory], options: argparse.Namespa
     curve: list[tuple[int, float]] = []
     start = time.process_time()
     for step in range(1, options.steps + 1):
-        model.train().tau = 0.1 ** (step / options.steps)  # from 1 down to .1
+        model.train().tau = 0.3 ** (step / options.steps)  # from 1 down to .3
         images, wanted = make_canvases(sources[0], options.batch, generator)
         loss = F.cross_entropy(model(images), wanted)
         optimizer.zero_grad()
         loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         if step % options.every == 0 or step == options.steps:

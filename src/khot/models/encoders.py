@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -104,20 +103,26 @@ def attention_row(attention: nn.Module, queries: Tensor, keys: Tensor, which: st
     """
     inner: Any = getattr(attention, "self", attention)
     heads = getattr(inner, "num_heads", None) or inner.num_attention_heads
+    batch, tokens, _ = keys.shape
     if queries is keys:
-        queries, keys, _ = queries.chunk(3, -1)
-    query = queries[:, :1] if which == "cls" else queries
-    query, keys = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in (query, keys))  # (B, H, T, Dh)
-    query, keys = _identity(inner, "q_norm")(query), _identity(inner, "k_norm")(keys)
-    logits = (query.mean(2, keepdim=True) * keys.shape[-1] ** -0.5 @ keys.transpose(-1, -2)).float()  # (B, H, 1, T)
+        fused = queries.view(batch, tokens, 3, heads, -1)
+        queries, keys = fused[:, :, 0], fused[:, :, 1]
+    else:
+        queries, keys = queries.view(batch, tokens, heads, -1), keys.view(batch, tokens, heads, -1)
+    query = _normed(inner, "q_norm", queries[:, :1] if which == "cls" else queries)  # (B, 1 or T, H, Dh)
+    query = query if which == "cls" else query.mean(1, keepdim=True)
+    keys = _normed(inner, "k_norm", keys)
+    logits = query.transpose(1, 2) @ keys.permute(0, 2, 3, 1) * keys.shape[-1] ** -0.5  # (B, H, 1, T)
     if mask is not None:
         row = mask[:, :, :1] if which == "cls" else mask[:, :, -1:]
         logits = logits.masked_fill(~row, -torch.inf) if row.dtype == torch.bool else logits + row
-    return logits.softmax(-1).mean(1).squeeze(1)
+    return logits.softmax(-1, dtype=torch.float32).mean(1).squeeze(1)
 
 
-def _identity(module: nn.Module, name: str) -> Callable[[Tensor], Tensor]:
-    return getattr(module, name, None) or (lambda x: x)
+def _normed(attention: nn.Module, name: str, x: Tensor) -> Tensor:
+    """``x`` through the norm of queries or keys where there is one; it works on the last dimension."""
+    norm = getattr(attention, name, None)
+    return x if norm is None else norm(x)
 
 
 def padding(mask: Tensor | None, prefix: int) -> Tensor | None:

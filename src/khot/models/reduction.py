@@ -22,23 +22,27 @@ class Plan:
     def __init__(self, keep: float, num_prefix: int) -> None:
         self.keep, self.num_prefix = keep, num_prefix
         self.num_tokens = 0  # N of the input at hand, set by the first stage
-        # After each stage, the places of its tokens in the input, (B, P + k), -1 for a fused one; None while nothing was dropped.
-        self.kept: dict[int, Tensor | None] = {0: None}
+        # What each stage chose among the tokens it saw and whether it appended a fused one; None where it dropped nothing.
+        self.chosen: dict[int, tuple[Tensor, bool] | None] = {}
 
     def count(self, stage: int) -> int:
         """floor(N r^s), at least 1; the small number keeps 0.29 * 100 at 29."""
         return max(1, math.floor(self.num_tokens * self.keep**stage + 1e-9))
 
-    def note(self, stage: int, indices: Tensor | None, fused: bool = False) -> None:
-        """Remember which tokens of the input the ``indices`` of a stage are, None if it dropped none."""
-        before = self.kept[stage - 1]
-        if indices is None:
-            self.kept[stage] = before
-            return
+    def kept(self, stage: int) -> Tensor | None:
+        """The places in the input, ``(B, P + k)``, of the tokens after a stage, -1 for a fused one; None while nothing was dropped."""
+        places: Tensor | None = None
+        for each in range(1, stage + 1):
+            chosen = self.chosen.get(each)
+            if chosen is not None:
+                places = self._places(places, *chosen)
+        return places
+
+    def _places(self, before: Tensor | None, indices: Tensor, fused: bool) -> Tensor:
         prefix = torch.arange(self.num_prefix, device=indices.device).expand(indices.shape[0], -1)
         indices = indices + self.num_prefix if before is None else before[:, self.num_prefix :].gather(1, indices)
         parts = [prefix, indices, torch.full_like(indices[:, :1], -1)] if fused else [prefix, indices]
-        self.kept[stage] = torch.cat(parts, 1)
+        return torch.cat(parts, 1)
 
 
 class Capture:
@@ -80,7 +84,7 @@ class ReducedBlock:
             stage.plan.num_tokens = x.shape[1] - stage.plan.num_prefix
         if stage.plan.keep == 1:
             return super().forward(x, *args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
-        args, kwargs, mask = _reduced_mask(stage.plan.kept[stage.after], args, kwargs)
+        args, kwargs, mask = _reduced_mask(stage, args, kwargs)
         if not stage.stage:
             return super().forward(x, *args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
         return _forward(self, stage, x, mask, args, kwargs)
@@ -109,7 +113,7 @@ class ReducedModel:
         """Of the last batch, by block: which of the N patches or words went on, ``(B, k)``, best first; -1 is a fused token."""
         plan, out = self.khot_plan, {}
         for block, stage in self.khot_blocks.items():
-            kept = plan.kept.get(stage) if plan.keep < 1 else None
+            kept = plan.kept(stage) if plan.keep < 1 else None
             if kept is not None:
                 patches = kept[:, plan.num_prefix :]
                 out[block] = torch.where(patches < 0, -1, patches - plan.num_prefix)
@@ -139,11 +143,11 @@ def _reduce(block: Any, stage: Stage, y: Tensor, mask: Tensor | None) -> Tensor:
         row = attention_row(getattr(block, stage.kind.attention), outputs[0], outputs[-1], chooser.score, mask)[:, plan.num_prefix :]
     count = plan.count(stage.stage)
     if count >= candidates:
-        plan.note(stage.stage, None)
+        plan.chosen[stage.stage] = None
         return y
     reduced = chooser(y, count, row, padding(mask, plan.num_prefix))
     dropped = reduced.tokens.shape[1] < y.shape[1]  # the soft mask of training drops nothing
-    plan.note(stage.stage, reduced.indices if dropped else None, chooser.fuse)
+    plan.chosen[stage.stage] = (reduced.indices, chooser.fuse) if dropped else None
     return reduced.tokens
 
 
@@ -153,9 +157,10 @@ def _through(block: Any, names: Sequence[str], x: Tensor) -> Tensor:
     return x
 
 
-def _reduced_mask(kept: Tensor | None, args: Any, kwargs: Any) -> tuple[Any, Any, Tensor | None]:
+def _reduced_mask(stage: Stage, args: Any, kwargs: Any) -> tuple[Any, Any, Tensor | None]:
     """The arguments with the attention mask of the tokens at hand, and that mask."""
     mask = kwargs.get("attention_mask", kwargs.get("attn_mask", args[0] if args else None))
+    kept = None if mask is None else stage.plan.kept(stage.after)
     if mask is None or kept is None:
         return args, kwargs, mask
     mask = take_mask(mask, kept.clamp(min=0))
