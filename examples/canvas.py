@@ -59,6 +59,7 @@ class Searcher(nn.Module):
         self.scorer = nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(GRID), nn.Conv2d(32, 1, 3, padding=1), nn.Flatten())
         self.embed = nn.Linear(PATCH * PATCH, dim)
         self.positions = nn.Parameter(torch.randn(GRID * GRID, dim) * 0.02)
+        self.absent = nn.Parameter(torch.randn(dim) * 0.02)  # what a patch that is not there looks like
         layer = nn.TransformerEncoderLayer(dim, 4, 2 * dim, dropout=0.0, batch_first=True, norm_first=True)
         self.classify = nn.Sequential(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.LayerNorm(dim))
         self.head = nn.Linear(dim, 10)
@@ -87,7 +88,8 @@ class Searcher(nn.Module):
             mask = khot.soft_topk(scores, self.k, self.tau, hard=True)
         else:
             mask = khot.sample_topk(scores, self.k, self.tau, design="gumbel" if self.method == "gumbel" else "systematic")
-        return khot.gather_topk(tokens, mask, self.k).values
+        # Between absent and present, not between zero and present: the norms that follow do not see a change of scale.
+        return self.absent + khot.gather_topk(tokens - self.absent, mask, self.k).values
 
 
 def train(method: str, sources: tuple[Memory, Memory], options: argparse.Namespace) -> dict[str, object]:

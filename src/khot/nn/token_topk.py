@@ -96,7 +96,7 @@ class TokenTopK(nn.Module):
             scores = scores.masked_fill(excluded, -torch.inf)
         if self.training and self.gradient == "soft" and scores.requires_grad:
             return self._all(prefix, rest, soft_topk(scores, k, self.tau), k)
-        kept, indices = gather_topk(rest, self._order(scores, k), k)
+        kept, indices = _take(rest, self._order(scores, k), k)
         parts = [prefix, kept, self._fused(rest, scores, indices)] if self.fuse else [prefix, kept]
         return Reduced(torch.cat(parts, 1), indices)
 
@@ -133,6 +133,14 @@ class TokenTopK(nn.Module):
 
     def extra_repr(self) -> str:
         return f"score={self.score!r}, num_prefix={self.num_prefix}, fuse={self.fuse}, gradient={self.gradient!r}, tau={self.tau}"
+
+
+def _take(rest: Tensor, order: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest by ``order``, with its gradient. Without one ``torch.topk`` serves, which ONNX knows; it knows no stable sort."""
+    if order.requires_grad:
+        return gather_topk(rest, order, k)
+    indices = order.topk(k).indices
+    return rest.gather(1, indices.unsqueeze(-1).expand(-1, -1, rest.shape[-1])), indices
 
 
 def _scorer(dim: int) -> nn.Sequential:
