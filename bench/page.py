@@ -13,6 +13,7 @@ from bench.common import load
 from bench.plot import DOCS, FIGURES
 
 ABOUT = {
+    "verbs": "The calls that models are trained with, each timed in turns with what it replaces.",
     "speed": "Forward and forward + backward, timed in turns with `torch.softmax` on the same tensor.",
     "linear": "One row of n scores. Beyond the caches all that walk over memory slow down together.",
     "memory": "Peak of the resident memory, and what autograd keeps, as multiples of the input.",

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench import linear
+from bench import linear, verbs
 from bench.common import (
     DTYPES,
     NATIVE,
@@ -41,6 +41,9 @@ def main(argv: list[str]) -> int:
     options = options_parser(__doc__).parse_args(argv)
     if options.linear:
         return linear.run(options)
+    if options.verbs:
+        given = [word for word in argv if word != "--verbs"]
+        return verbs.main(given)
     if options.kernels == "both":
         return _both(argv, options)
     record = recorder("speed", options)

@@ -77,6 +77,7 @@ def options_parser(about: str | None) -> argparse.ArgumentParser:
     options.add_argument("--kernels", choices=("both", "on", "off"), default="both", help="native code, the reference, or both in turn")
     options.add_argument("--peers", action="store_true", help="other people's implementations too, where they are installed")
     options.add_argument("--linear", action="store_true", help="instead: time per element from n = 10^2 to 10^8")
+    options.add_argument("--verbs", action="store_true", help="instead: hard, gathered and sampled selection, as `python -m bench verbs`")
     options.add_argument("--minutes", type=float, help="time for one setting of the kernels; what is left then gets a row that says so")
     options.add_argument("--limit", type=float, help="seconds a call may take, else it is skipped there (2 on plain cells, else 0.25)")
     options.add_argument("--gigabytes", type=float, default=8.0, help="memory that may be used")

@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
 def tables(rows: list[Row] | None = None) -> list[Table]:
     """One line a claim; without data for it, a line that says so."""
     speed, memory, seeds = load("speed"), load("memory"), load("seeds")
-    lines = [*_speed(speed), *_rivals(speed), *_memory(memory), *_seeds(seeds), *_linear(load("linear"))]
+    lines = [*_verbs(load("verbs")), *_speed(speed), *_rivals(speed), *_memory(memory), *_seeds(seeds), *_linear(load("linear"))]
     return [Table("promised and measured", ["claim", "bound", "worst measured", "where", "holds"], lines)]
 
 
@@ -39,6 +39,21 @@ def _line(claim: str, bound: float, rows: Iterable[Row], value: Callable[[Row], 
     worst = max(found, key=value)
     where = ", ".join(str(worst[key]) for key in ("what", "shape", "dist", "count", "threads") if key in worst)
     return [claim, f"<= {bound:g}", f"{value(worst):.3g}", where, "yes" if value(worst) <= bound else "no"]
+
+
+def _verbs(rows: list[Row]) -> list[list[str]]:
+    """One line a call, mode and rival: the cell that comes nearest to its bound, or lies farthest above it."""
+    lines = []
+    for key in dict.fromkeys((row["what"], row["mode"], row["over"]) for row in rows if "bound" in row):
+        mine = [row for row in rows if (row.get("what"), row.get("mode"), row.get("over")) == key]
+        worst = max((row for row in mine if "ratio" in row), key=lambda row: row["ratio"] / row["bound"], default=None)
+        claim = f"{key[0]}, {key[1]}, over {key[2]}"
+        if worst is None:
+            lines.append([claim, f"<= {mine[0]['bound']:g}", f"not measured: {mine[0]['skipped']}", "", ""])
+        else:
+            holds = "yes" if worst["ratio"] <= worst["bound"] else "no"
+            lines.append([claim, f"<= {worst['bound']:g}", f"{worst['ratio']:.3g}", worst["shape"], holds])
+    return lines
 
 
 def _speed(rows: list[Row]) -> list[list[str]]:
