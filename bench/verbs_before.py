@@ -18,7 +18,7 @@ SLOW = {
     "perturbed (4096, 64), k=2": ("x = torch.randn(4096, 64); f = lambda: khot.soft_topk(x, 2, method='perturbed')", 0.1),
     "sinkhorn matrix (32, 1000), k=100": ("x = torch.randn(32, 1000); f = lambda: khot.soft_topk_matrix(x, 100, method='sinkhorn')", 0.1),
     "KSubset.joint (32, 1000), k=100": (
-        "d = khot.distributions.KSubset(k=100, logits=torch.randn(32, 1000)); f = lambda: d.joint()", 0.1),
+        "d = khot.distributions.KSubset(k=100, logits=torch.randn(32, 1000)); f = lambda: d.joint", 0.1),
     "brewer (32, 10^4), k=1000": ("x = torch.randn(32, 10**4); f = lambda: khot.sample_topk(x, 1000, design='brewer')", 0.25),
     "sampford (32, 10^4), k=1000": ("x = torch.randn(32, 10**4); f = lambda: khot.sample_topk(x, 1000, design='sampford')", 0.1),
 }  # fmt: skip
