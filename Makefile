@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
 ARGS ?=
+OLDEST_VENV ?= .venv-oldest
+OLDEST ?= $(shell sed -n 's/^dependencies = \["torch>=\([0-9.]*\)"\]/\1.0/p' pyproject.toml)
 ASAN_FLAGS ?= $(if $(filter x86_64,$(shell uname -m)),-mavx2 -mfma)
 export OMP_NUM_THREADS ?= 2
 
@@ -10,13 +12,19 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := pyproject.toml constraints.txt $(wildcard setup.py src/khot/kernels/native/*)
 
-.PHONY: demo test slow fuzz asan neon bench docs tables lint format clean
+.PHONY: demo test test-oldest slow fuzz asan neon bench docs tables lint format clean
 
 demo: $(VENV)/.demo  ## learn which pixels to look at; draws khot-demo.png
 	$(BIN)/khot demo $(ARGS)
 
 test: $(VENV)/.dev  ## laws, oracles, layers, doctests, the README's code
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(ARGS)
+
+test-oldest:  ## the same on the oldest torch that pyproject.toml asks for; the first time it installs about 3 GB
+	@$(PYTHON) -m venv $(OLDEST_VENV)
+	@$(OLDEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check "torch==$(OLDEST)" "numpy<2.3" -e ".[dev]" \
+	  || { echo "skipped: torch $(OLDEST) cannot be installed here"; exit 0; } \
+	  && OMP_NUM_THREADS=1 $(OLDEST_VENV)/bin/python -m pytest -n $(WORKERS) -m "not slow" $(ARGS)
 
 slow: $(VENV)/.dev  ## the long tests alone
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m slow $(ARGS)
