@@ -55,7 +55,7 @@ def run(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_laws_hold_for_what_was_added(copy: Path) -> None:
     files = ["tests/test_laws.py", "tests/test_errors.py", "tests/test_designs.py", "tests/test_loss.py", "tests/test_modules.py"]
-    new = "mine or cauchy or uniform or soft_only"
+    new = "mine or cosine or uniform or soft_only"
     done = run(copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *files, "-k", f"({new}) and not compiles")
     assert done.returncode == 0, done.stdout[-3000:]
     assert int(re.findall(r"(\d+) passed", done.stdout)[-1]) > 100
@@ -73,16 +73,16 @@ def test_doctests_of_what_was_added_run(copy: Path) -> None:
 def test_tables_commands_and_benchmarks_know_what_was_added(copy: Path) -> None:
     assert run(copy, "-m", "khot.tables", "README.md", "docs").returncode == 0
     readme = (copy / "README.md").read_text()
-    assert "`mine`" in readme and "`cauchy`" in readme and "`uniform`" in readme
+    assert "`mine`" in readme and "`cosine`" in readme and "`uniform`" in readme
     listed = run(copy, "-m", "khot", "methods").stdout
-    assert "mine" in listed and "cauchy" in listed
+    assert "mine" in listed and "cosine" in listed
     probe = (
         "import khot, torch; from bench.speed import _methods; from bench.speed_cells import options_parser;"
         "names = _methods(options_parser('').parse_args([]));"
-        "assert {'mine', 'cauchy'} <= set(names);"
+        "assert {'mine', 'cosine'} <= set(names);"
         "assert 'soft_only' in khot.estimators.ESTIMATORS and 'uniform' in khot.DESIGNS and khot.nn.KeepTopK(1);"
-        "x = torch.randn(3, 9); assert torch.allclose(khot.soft_topk(x, 2.5, method='cauchy').sum(-1), torch.tensor(2.5));"
-        "khot.topk_loss(x, khot.topk_mask(x, 2), method='cauchy')"
+        "x = torch.randn(3, 9); assert torch.allclose(khot.soft_topk(x, 2.5, method='cosine').sum(-1), torch.tensor(2.5));"
+        "khot.topk_loss(x, khot.topk_mask(x, 2), method='cosine')"
     )
     done = run(copy, "-c", probe)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -129,20 +129,21 @@ def over_orders(enumerate_one, pi: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 
 
 def enumerated(name: str, pi: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tensor, torch.Tensor]:
-    if name == "systematic":
-        return enumerate_systematic(pi, monkeypatch)
-    if name == "pivotal":
-        return enumerate_pivotal(pi, monkeypatch)
-    if name == "brewer":
-        return enumerate_brewer(pi)
+    if name in ENUMERATORS:
+        return ENUMERATORS[name](pi, monkeypatch)
     if name == "poisson":
         masks = torch.tensor(list(product([0.0, 1.0], repeat=len(pi))), dtype=torch.float64)
         return masks, khot.DESIGNS[name].log_prob(pi.expand_as(masks), masks).exp()
     return by_log_prob(name, pi)
 
 
+# Designs without a closed form whose samples can be listed all the same. One that has neither is held to its frequencies below.
+ENUMERATORS = {"systematic": enumerate_systematic, "pivotal": enumerate_pivotal, "brewer": lambda pi, _: enumerate_brewer(pi)}
+LISTED = [row for row in EXACT if row.log_prob or row.name in ENUMERATORS]
+
+
 @pytest.mark.parametrize("pi", [PI, HARD], ids=["plain", "hard"])
-@pytest.mark.parametrize("row", EXACT, ids=str)
+@pytest.mark.parametrize("row", LISTED, ids=str)
 def test_inclusion_probabilities_are_exact(row, pi, monkeypatch):
     first, joint = moments(*enumerated(row.name, pi, monkeypatch))
     torch.testing.assert_close(first, pi, rtol=0, atol=1e-10)
