@@ -56,9 +56,10 @@ def test_the_native_path_is_the_drawn_one() -> None:
     assert set(forward) == drawn("Forward, native")
     assert [name for name, _ in forward].count("pick") == 1
     assert [name for name, _ in forward].count("find_method") == 1
-    assert len(forward) <= 23, "more calls than before"
+    assert len(forward) <= 13, "it was 23 once"
     y = khot.soft_topk(torch.randn(4, 64, requires_grad=True), 8)
-    assert set(calls(lambda: y.sum().backward())) == drawn("Backward, native")
+    grad = torch.ones_like(y)
+    assert set(calls(lambda: y.backward(grad))) == drawn("Backward, native")
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="frames tell their qualified names from Python 3.11 on")
@@ -67,4 +68,4 @@ def test_the_reference_path_is_the_drawn_one() -> None:
         forward = calls(native_call())
     assert {file for _, file in forward} == {file for _, file in drawn("Forward, reference")}
     assert set(forward) >= drawn("Forward, reference")
-    assert len(forward) <= 93, "more calls than before"
+    assert len(forward) <= 80, "it was 93 once"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, strided
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
@@ -48,8 +48,20 @@ def is_recorded() -> bool:
 
 
 def is_traced() -> bool:
-    """Whether calls are recorded or transformed: the one place that decides whether native code may run."""
+    """Whether calls are recorded or transformed."""
     return in_transform() or is_recorded()
+
+
+def in_reach(tensor: Tensor) -> bool:
+    """Whether native code may read the values where they lie: an ordinary dense CPU tensor, and nothing records or transforms the calls
+    that are made on it. The one place that decides this; written out, as it is asked for every call."""
+    return (
+        tensor.is_cpu
+        and type(tensor) in _KINDS
+        and tensor.layout is strided
+        and not (is_compiling() or num_modes() or in_transform() or _is_wrapped(tensor) or _is_batched(tensor))
+        and _jit_state() is None
+    )
 
 
 def readable(tensor: Tensor) -> bool:

@@ -165,7 +165,8 @@ def design(name: str, *, cost: str, paper: str, exact: bool, **properties: Any) 
 
 def find_method(name: str) -> Relaxation:
     """The row of a relaxation, or an error that lists the choices."""
-    return find(_relaxations, name, "method")  # the dict itself: dynamo before torch 2.7 cannot index a mapping proxy
+    # The dict itself: dynamo before torch 2.7 cannot index a mapping proxy.
+    return _relaxations[name] if type(name) is str and name in _relaxations else find(_relaxations, name, "method")
 
 
 def find_design(name: str) -> Design:

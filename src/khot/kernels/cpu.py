@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, empty_like, get_num_threads, strided  # a look into torch itself is slow
+from torch import Tensor, empty_like, get_num_threads  # a look into torch itself is slow
 
-from khot._tensors import Number, is_traced, readable
+from khot._tensors import Number, in_reach
 from khot.kernels import register
 from khot.kernels.library import LIBRARY, tell_once
 
@@ -36,15 +36,17 @@ def forward(x: Tensor, k: Number, tau: Number, family: str, *, shift: bool = Tru
         family: a key of :data:`FAMILIES`.
         shift: whether to return the thresholds.
     """
-    x = dense(x)
+    if not x.is_contiguous():
+        x = dense(x)
     y = empty_like(x)
     n = x.shape[-1]
+    # The plain call spelled out: each call of a helper costs as much as a hundred scores.
+    k_rows, k = (None, k) if type(k) is float else per_row(k, x)
+    tau_rows, tau = (None, tau) if type(tau) is float else per_row(tau, x)
     t = x.new_empty((*x.shape[:-1], 1), dtype=torch.float64) if shift else None
-    k_rows, k = per_row(k, x)
-    tau_rows, tau = per_row(tau, x)
-    k_at, tau_at, t_at = pointers(k_rows, tau_rows, t)
+    rows = (None, None, None) if k_rows is tau_rows is t is None else pointers(k_rows, tau_rows, t)
     code = LIBRARY.khot_threshold_forward(
-        FAMILIES[family], DTYPES[x.dtype], x.data_ptr(), y.data_ptr(), k_at, k, tau_at, tau, t_at,
+        FAMILIES[family], DTYPES[x.dtype], x.data_ptr(), y.data_ptr(), rows[0], k, rows[1], tau, rows[2],
         x.numel() // n if n else math.prod(x.shape[:-1]), n, get_num_threads(),
     )  # fmt: skip
     if code:
@@ -59,15 +61,20 @@ def backward(
 
     The slope is computed from ``y``: for the gaussian by way of the inverse of its distribution function.
     """
-    y, grad = dense(y), dense(grad if grad.dtype is y.dtype else grad.to(y.dtype))
+    if grad.dtype is not y.dtype:
+        grad = grad.to(y.dtype)
+    if not (y.is_contiguous() and grad.is_contiguous()):
+        y, grad = dense(y), dense(grad)
     gx = empty_like(y)
     n = y.shape[-1]
     gk = y.new_empty((*y.shape[:-1], 1), dtype=torch.float64) if grad_k else None
     gtau = y.new_empty((*y.shape[:-1], 1), dtype=torch.float64) if x is not None else None
     x = None if x is None else dense(x)
-    tau_rows, tau = per_row(tau, y)
+    tau_rows, tau = (None, tau) if type(tau) is float else per_row(tau, y)
+    rest = (None, None) if x is shift is None else pointers(x, shift)
+    more = (None, None, None) if gk is gtau is tau_rows is None else pointers(gk, gtau, tau_rows)
     code = LIBRARY.khot_threshold_backward(
-        FAMILIES[family], DTYPES[y.dtype], *pointers(y, grad, x, shift, gx, gk, gtau, tau_rows), tau,
+        FAMILIES[family], DTYPES[y.dtype], y.data_ptr(), grad.data_ptr(), *rest, gx.data_ptr(), *more, tau,
         y.numel() // n if n else math.prod(y.shape[:-1]), n, get_num_threads(),
     )  # fmt: skip
     if code:
@@ -106,16 +113,10 @@ def _takes(family: str, x: Tensor, k: Number, tau: Number) -> bool:
     return (
         family in FAMILIES
         and x.dtype in DTYPES
-        and plain(x)
-        and (type(k) is float or isinstance(k, Tensor) and plain(k))
-        and (type(tau) is float or isinstance(tau, Tensor) and plain(tau))
-        and not is_traced()
+        and in_reach(x)
+        and (type(k) is float or isinstance(k, Tensor) and in_reach(k))
+        and (type(tau) is float or isinstance(tau, Tensor) and in_reach(tau))
     )
-
-
-def plain(x: Tensor) -> bool:
-    """Whether the kernel may read the values where they lie."""
-    return readable(x) and x.layout is strided
 
 
 def _would_take(family: str, x: Tensor, k: Number, tau: Number) -> bool:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from khot._tensors import Number, is_traced
+from khot._tensors import Number, in_reach
 from khot.kernels import register
-from khot.kernels.cpu import LIBRARY, dense, per_row, plain, pointers
+from khot.kernels.cpu import LIBRARY, dense, per_row, pointers
 
 DTYPES = {torch.float32: 0, torch.float64: 1}
 MOST = 1 << 30  # items in a row, which are counted in 32 bits
@@ -107,10 +107,9 @@ def takes(values: Tensor, *others: Number) -> bool:
     """Whether the tensors lie in ordinary memory and have one dtype, and no tracer, mode or transform sees the calls made on them."""
     return (
         values.dtype in DTYPES
-        and plain(values)
+        and in_reach(values)
         and values.shape[-1] <= MOST
-        and all(not isinstance(other, Tensor) or plain(other) and other.dtype is values.dtype for other in others)
-        and not is_traced()
+        and all(not isinstance(other, Tensor) or in_reach(other) and other.dtype is values.dtype for other in others)
     )
 
 
@@ -120,7 +119,7 @@ def _takes_wide(y: Tensor, weights: Tensor | None, logs: bool) -> bool:
 
 def _takes_ranks(x: Tensor, tau: Number, *others: Tensor) -> bool:
     """As :func:`takes`, but tau and gradients may be float64 beside float32 scores."""
-    return takes(x) and all(not isinstance(other, Tensor) or plain(other) for other in (tau, *others))
+    return takes(x) and all(not isinstance(other, Tensor) or in_reach(other) for other in (tau, *others))
 
 
 if hasattr(_library, "khot_ranks_forward"):  # a library built before these entry points has the others

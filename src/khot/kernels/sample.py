@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from khot._tensors import Number, is_traced
+from khot._tensors import Number, in_reach
 from khot.kernels import register
-from khot.kernels.cpu import LIBRARY, dense, per_row, plain, pointers
+from khot.kernels.cpu import LIBRARY, dense, per_row, pointers
 
 DESIGNS = {"systematic": 0, "pivotal": 1}
 DTYPES = {torch.float32: 0, torch.float64: 1}
@@ -57,9 +57,7 @@ def draw(design: str, probs: Tensor, k: Number, seed: int, *, shuffled: bool, st
 
 def _takes(probs: Tensor, k: Number) -> bool:
     """Whether the tensors lie in ordinary memory, and no tracer, mode or transform sees the calls made on them."""
-    return (
-        probs.dtype in DTYPES and plain(probs) and probs.shape[-1] <= _MOST and (not isinstance(k, Tensor) or plain(k)) and not is_traced()
-    )
+    return probs.dtype in DTYPES and in_reach(probs) and probs.shape[-1] <= _MOST and (not isinstance(k, Tensor) or in_reach(k))
 
 
 if HERE:

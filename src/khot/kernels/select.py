@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, empty_like, get_num_threads
 
-from khot._tensors import is_traced
+from khot._tensors import in_reach
 from khot.kernels import register
-from khot.kernels.cpu import DTYPES, LIBRARY, dense, plain
+from khot.kernels.cpu import DTYPES, LIBRARY, dense
 
 _MOST = 2**31 - 2  # items in a row, which are counted in 32 bits
 _library: Any = LIBRARY
@@ -60,8 +60,8 @@ def _select(x: Tensor, k: Tensor | int, mask: Tensor | None = None, kth: Tensor 
 
 def _takes(x: Tensor, k: Tensor | int) -> bool:
     """Whether the tensors lie in ordinary memory, and no tracer, mode or transform sees the calls made on them."""
-    whole = type(k) is int or isinstance(k, Tensor) and plain(k)
-    return whole and x.dtype in DTYPES and plain(x) and x.shape[-1] <= _MOST and not is_traced()
+    whole = type(k) is int or isinstance(k, Tensor) and in_reach(k)
+    return whole and x.dtype in DTYPES and in_reach(x) and x.shape[-1] <= _MOST
 
 
 if HERE:

@@ -26,7 +26,9 @@ from khot.primitives.threshold.solve import solve_rows
 
 def solve_mask(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor:
     """``(..., n) -> (..., n)``, differentiable in ``scores``, ``k`` and ``tau``."""
-    return solve_columns(scores, column(k, scores), column(tau, scores), family)
+    k = column(k, scores) if isinstance(k, Tensor) else float(k)
+    tau = column(tau, scores) if isinstance(tau, Tensor) else float(tau)
+    return solve_columns(scores, k, tau, family)
 
 
 def solve_columns(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor:
@@ -35,7 +37,7 @@ def solve_columns(scores: Tensor, k: Number, tau: Number, family: Family) -> Ten
         return _Rule.apply(scores, k, tau, family, True)[0]
     native = kernels.pick("threshold", family.name, scores, k, tau)
     if native is not None:
-        if _learns(scores, k, tau):
+        if is_grad_enabled() and (scores.requires_grad or _learns(k, tau)):
             return _apply_fused(scores, k, tau, family, native)
         return native.forward(scores, k, tau, family.name, shift=False)[0]
     if is_recorded():
@@ -50,10 +52,8 @@ def _by_operator(scores: Tensor, k: Number, tau: Number, family: Family) -> Tens
     return torch.ops.khot.threshold_forward(scores, k_rows, k_value, tau_rows, tau_value, family.name, family.alpha)[0]
 
 
-def _learns(scores: Tensor, k: Number, tau: Number) -> bool:
-    if not is_grad_enabled():
-        return False
-    return scores.requires_grad or isinstance(k, Tensor) and k.requires_grad or isinstance(tau, Tensor) and tau.requires_grad
+def _learns(k: Number, tau: Number) -> bool:
+    return isinstance(k, Tensor) and k.requires_grad or isinstance(tau, Tensor) and tau.requires_grad
 
 
 def mask_and_shift(x: Tensor, k: Number, tau: Number, family: Family, rows: Rows = LOCAL, *, native: bool = True) -> tuple[Tensor, Tensor]:
