@@ -11,6 +11,7 @@ from torch.nn import functional as F
 import khot
 from khot.nn import MoE, Routing, StackedFeedForward, TopKRouter
 from khot.nn.experts import grouped_matmul
+from khot.nn.topk_router import _straight_weights
 
 
 def dense(moe: MoE, x: Tensor, routing: Routing) -> Tensor:
@@ -87,6 +88,16 @@ def test_training_has_the_value_of_evaluation_and_a_gradient_for_the_choice() ->
     soft = torch.autograd.grad((router(x).weights * values).sum(), router.weight)[0]
     plain = torch.autograd.grad((plain_weights(x, router) * values).sum(), router.weight)[0]
     assert not torch.allclose(soft, plain)
+
+
+def test_the_gradient_is_that_of_the_formula_over_all_experts() -> None:
+    logits, soft = (torch.randn(5, 6, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    indices, values = logits.topk(2).indices, torch.randn(5, 2, dtype=torch.float64)
+    got = torch.autograd.grad((_straight_weights(logits, soft, indices) * values).sum(), (logits, soft))
+    mask = khot.straight_through(khot.topk_mask(logits, 2), soft)
+    parts = mask * logits.exp()
+    want = torch.autograd.grad(((parts / parts.sum(-1, keepdim=True)).gather(-1, indices) * values).sum(), (logits, soft))
+    torch.testing.assert_close(got, want)
 
 
 def plain_weights(x: Tensor, router: TopKRouter) -> Tensor:

@@ -15,6 +15,7 @@ from bench.common import Table, chosen, print_tables
 from khot.nn import MoE, Routing, StackedFeedForward, TopKRouter, anneal
 
 EXPERTS, K, DIM, HIDDEN, BATCH = 16, 2, 32, 32, 512
+SHARP = 2.0  # deviation of the teacher's logits
 BALANCE = 0.1  # of the balance loss, the same in every row
 
 
@@ -86,8 +87,10 @@ def _teacher(task: str, row: str, seed: int, steps: int) -> dict[str, Any]:
     """Train a student on fresh tokens; compare it with its teacher on 8,192 that it has not seen."""
     torch.manual_seed(1000 + seed)
     teacher = MoE(TopKRouter(DIM, EXPERTS, K), _experts()).eval().requires_grad_(False)
-    for weight in (teacher.router.weight, teacher.experts.up, teacher.experts.down):  # pyright: ignore[reportAttributeAccessIssue]
-        weight.normal_().div_(weight.shape[-2] ** 0.5 if weight.ndim == 3 else DIM**0.5 / 2)
+    # Rows of equal length share the tokens out nearly evenly: a balance loss does not pull the student away from its teacher.
+    teacher.router.weight.copy_(SHARP * nn.functional.normalize(torch.randn(EXPERTS, DIM), dim=-1))
+    for weight in teacher.experts.parameters():
+        weight.normal_().div_(weight.shape[1] ** 0.5)
     torch.manual_seed(seed)
     student = MoE(ROWS[row](), _experts())  # pyright: ignore[reportArgumentType]
     fit(student, teacher, steps)

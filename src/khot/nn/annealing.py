@@ -8,11 +8,13 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from khot._tensors import Number, work_dtype
+from khot._tensors import Number, readable, work_dtype
 from khot.checks import find
 from khot.registry import DESIGNS, RELAXATIONS
 from khot.sampling import sample_topk
 from khot.soft import soft_topk
+
+_LEAST, _MOST = 1e-15, 1e15  # between these the squares of float32 deviations keep their digits
 
 Method: TypeAlias = str | Callable[..., Tensor]
 Range: TypeAlias = float | tuple[float, float]  # a constant, or where a schedule starts and where it ends
@@ -110,6 +112,15 @@ def spread(scores: Tensor, least: float = 0.0) -> Tensor:
         least: the smallest unit; scores that start equal and are learned apart need one.
     """
     x = scores.detach().to(work_dtype(scores))
+    if readable(x) and x.numel() > 1:
+        width = x.std(correction=0)
+        if _LEAST < float(width) < _MOST:
+            return width.clamp(min=least)
+    return _careful_spread(x, least)
+
+
+def _careful_spread(x: Tensor, least: float) -> Tensor:
+    """The same where scores may be infinite or their squares leave the range, and without reading a value."""
     there = x.isfinite()
     count = there.sum().clamp(min=1)
     x = torch.where(there, x, 0.0)

@@ -103,10 +103,7 @@ class TopKRouter(Annealed):
         if not self.hard and self.design is None:
             return self._softly(logits, soft)
         indices = scores.topk(self.k).indices if self.design is None else self._drawn(soft).topk(self.k).indices
-        chosen = soft.gather(-1, indices)
-        # log z is 0 in value and has the soft mask's gradient: the weights are softmax(l + log z), without any normaliser to guard.
-        weights = (logits.gather(-1, indices) + (chosen - chosen.detach())).softmax(-1)
-        return Routing(logits, weights, indices, soft)
+        return Routing(logits, _straight_weights(logits, soft, indices), indices, soft)
 
     def _softly(self, logits: Tensor, soft: Tensor) -> Routing:
         """All experts in the soft mask's support, the largest ``slots`` of them."""
@@ -139,6 +136,20 @@ class TopKRouter(Annealed):
     def extra_repr(self) -> str:
         kind = f"method={self.method!r}, hard={self.hard}, design={self.design!r}, choice={self.choice!r}"
         return f"dim={self.dim}, num_experts={self.num_experts}, k={self.k}, {kind}"
+
+
+def _straight_weights(logits: Tensor, soft: Tensor, indices: Tensor) -> Tensor:
+    """Softmax over the chosen, with the gradient of ``z_e exp(l_e) / sum_i z_i exp(l_i)`` for a soft mask ``z`` over all experts.
+
+    The largest of the chosen logits is taken off before the exponential, so that the sum is at least 1.
+    """
+    picked, gate = logits.gather(-1, indices), soft.gather(-1, indices)
+    top = picked.detach().amax(-1, keepdim=True)
+    # A logit that was not chosen may be larger than all that were, by a bias or a draw.
+    others = (logits.detach() - top).clamp_(max=0.0).exp_()
+    chosen, rest = (picked - top).exp(), torch.linalg.vecdot(soft, others).unsqueeze(-1)
+    total = chosen.sum(-1, keepdim=True) + (rest - rest.detach())
+    return chosen * (1 + (gate - gate.detach())) / total
 
 
 def _k_hot(logits: Tensor, indices: Tensor, dim: int) -> Tensor:
