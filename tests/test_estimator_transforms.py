@@ -5,6 +5,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import khot
+from khot import kernels
 from khot.estimators import ESTIMATORS
 
 F64 = torch.float64
@@ -48,8 +49,9 @@ def test_gradients_in_batches(row):
 @that("forward_mode")
 def test_forward_mode_agrees_with_reverse_mode(row):
     x, way = scores(), scores().flip(0)
-    _, moved = torch.func.jvp(lambda x: loss(row, x), (x,), (way,))
-    torch.testing.assert_close(moved, gradient(row, x).detach() @ way)
+    with kernels.disabled():  # native code draws other samples from the same seed, and transforms do not run it
+        _, moved = torch.func.jvp(lambda x: loss(row, x), (x,), (way,))
+        torch.testing.assert_close(moved, gradient(row, x).detach() @ way)
 
 
 @that("forward_mode", False)

@@ -269,7 +269,16 @@ def test_shapes_expand_and_gradient_of_rsample():
     assert torch.equal(*same)
 
 
-def test_errors():
+@pytest.fixture
+def validated():
+    """Validation is on: torch.compile turns torch's default off for the rest of the process."""
+    before = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(True)
+    yield
+    torch.distributions.Distribution.set_default_validate_args(before)
+
+
+def test_errors(validated):
     x = torch.zeros(4)
     for make, match in [
         (lambda: KSubset(k=2), "exactly one"),

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import khot
+from khot import kernels
 
 
 @dataclass(frozen=True)
@@ -110,10 +111,11 @@ def test_compiles(row: Row, training: bool) -> None:
     layer.train(training)
     torch._dynamo.reset()
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=row.fullgraph)
-    torch.manual_seed(1)
-    want = row.out(layer(x))
-    torch.manual_seed(1)
-    torch.testing.assert_close(row.out(compiled(x)), want)
+    with kernels.disabled():  # native code draws other samples from the same seed, and compilers do not run it
+        torch.manual_seed(1)
+        want = row.out(layer(x))
+        torch.manual_seed(1)
+        torch.testing.assert_close(row.out(compiled(x)), want)
 
 
 @EVERY

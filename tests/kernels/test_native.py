@@ -109,7 +109,8 @@ def _laplace_quantile(p: np.ndarray) -> np.ndarray:
 def test_equals_the_reference(family: str, dtype: torch.dtype, n: int) -> None:
     _, x = stack(n, dtype)
     g = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-    k = torch.linspace(0.4, n - 0.4, len(x), dtype=torch.float64).to(dtype)
+    # No k is n/2: the row of two clusters would then lie on a kink, where the derivative in k is not unique.
+    k = torch.linspace(0.4, n - 0.7, len(x), dtype=torch.float64).to(dtype)
     tau = torch.linspace(0.5, 2, len(x), dtype=torch.float64).to(dtype)
     out = []
     for native in (True, False):
