@@ -39,7 +39,10 @@ def activations(folder: Path, text: Path, cache: Path, layer: int, tokens: int) 
     """``(tokens, width)`` in float16: the residual stream after a layer, from the cache as far as it goes."""
     width = 576
     have = cache.stat().st_size // (2 * width) if cache.exists() else 0
+    have -= have % (CONTEXT - 1)  # what a run that was stopped wrote of a chunk is computed again
     if have < tokens:
+        cache.touch()
+        os.truncate(cache, 2 * width * have)
         with cache.open("ab") as file, tqdm(total=tokens, initial=have, desc="activations", unit="token") as bar:
             for chunk in compute(folder, text, layer, skip=have // (CONTEXT - 1)):
                 file.write(chunk.tobytes())
