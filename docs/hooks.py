@@ -1,7 +1,8 @@
-"""What the site takes from elsewhere in the repository: three pages from files at the top, and the list of methods from the registry."""
+"""What the site takes from elsewhere in the repository: three pages from files at the top, and the lists of what is exported."""
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         markdown = (TOP / source).read_text()
         for old, new in LINKS.items():
             markdown = markdown.replace(old, new)
-    return markdown.replace("<!-- every method -->", _every_method())
+    for mark, written in MARKS.items():
+        if mark in markdown:
+            markdown = markdown.replace(mark, written())
+    return markdown
 
 
 def _every_method() -> str:
@@ -35,3 +39,38 @@ def _path(package: Any, name: str) -> str:
     """Where the public function of a relaxation is written."""
     function = getattr(package, f"{name}_topk", None) or getattr(package, f"{name}_matrix")
     return f"{function.__module__}.{function.__name__}"
+
+
+def _every_verb() -> str:
+    """Every exported function that is not a method's own, in the order of the alphabet."""
+    import khot
+
+    own = {_path(khot, name) for name in khot.RELAXATIONS}
+    found = [getattr(khot, name) for name in khot.__all__ if inspect.isfunction(getattr(khot, name))]
+    return "\n\n".join(f"::: {path}" for path in (_where(function) for function in found) if path not in own)
+
+
+def _every_estimator() -> str:
+    import khot
+
+    return "\n\n".join(f"::: {_where(getattr(khot.estimators, name))}" for name in sorted(khot.estimators.ESTIMATORS))
+
+
+def _every_module() -> str:
+    """Every class and function that khot.nn exports."""
+    import khot
+
+    public = {name: value for name, value in vars(khot.nn).items() if not name.startswith("_") and not inspect.ismodule(value)}
+    return "\n\n".join(f"::: {_where(value)}" for _, value in sorted(public.items()))
+
+
+def _where(value: Any) -> str:
+    return f"{value.__module__}.{value.__qualname__}"
+
+
+MARKS = {
+    "<!-- every method -->": _every_method,
+    "<!-- every verb -->": _every_verb,
+    "<!-- every estimator -->": _every_estimator,
+    "<!-- every module -->": _every_module,
+}
