@@ -407,7 +407,7 @@ def start(data: Path, out: Path, *flags: str, launch: tuple[str, ...] = ()) -> s
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_kill_at_random_moments(data: Path, tmp_path: Path, workers: str) -> None:
-    flags = ["--epochs", "40", "--save_every", "1", "--ema", "0.9", "--accumulate", "2", "--tau", "[2.0, 0.5]", "--workers", workers]
+    flags = ["--epochs", "10", "--save_every", "1", "--ema", "0.9", "--accumulate", "2", "--tau", "[2.0, 0.5]", "--workers", workers]
     assert start(data, tmp_path / "whole", *flags).wait() == 0
     rng, kills = random.Random(0), 0
     while not (tmp_path / "broken/record.json").exists() and kills < 20:
