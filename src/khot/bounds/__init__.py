@@ -1,9 +1,9 @@
 """Sound bounds of networks that select: intervals and linear forms through the layers of a transformer and through its top-k."""
 
+from khot.bounds.affine import Affine as Affine
+from khot.bounds.box import Box as Box
 from khot.bounds.certify import Certificate as Certificate
 from khot.bounds.certify import certify as certify
-from khot.bounds.domain import Affine as Affine
-from khot.bounds.domain import Box as Box
 from khot.bounds.elementwise import exp as exp
 from khot.bounds.elementwise import gelu as gelu
 from khot.bounds.elementwise import reciprocal as reciprocal
@@ -11,7 +11,6 @@ from khot.bounds.elementwise import relu as relu
 from khot.bounds.elementwise import rsqrt as rsqrt
 from khot.bounds.layers import attend as attend
 from khot.bounds.layers import cat as cat
-from khot.bounds.layers import constant as constant
 from khot.bounds.layers import gather as gather
 from khot.bounds.layers import layer_norm as layer_norm
 from khot.bounds.layers import linear as linear

@@ -3,26 +3,37 @@ r"""What holds for a token-pruned vision transformer whatever the input within :
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from khot.bounds._rounding import WORK
-from khot.bounds.domain import Affine, Bound, Box
+from khot.bounds.affine import Affine
+from khot.bounds.box import Box
+from khot.bounds.domain import Bound, Domain
 from khot.bounds.elementwise import gelu, relu
-from khot.bounds.layers import attend, cat, constant, layer_norm, linear, matmul, patches, softmax
+from khot.bounds.layers import attend, cat, gather, layer_norm, linear, matmul, patches, softmax
 from khot.bounds.plan import BlockPlan, Map, Norm, Plan, read
 from khot.bounds.selection import topk
+from khot.models.reduction import ReducedModel, kept_count
+from khot.nn.token_topk import TokenTopK
 
 DOMAINS = {"affine": Affine, "box": Box}
 
 
 class Decided(NamedTuple):
-    """The tokens of one selection: certainly kept, certainly dropped (neither: undecided), all ``(B, N)`` over the image's patches."""
+    """The tokens of one selection, ``(B, N)`` over the image's patches; those that an earlier selection dropped for certain are in none."""
 
     kept: Tensor
     dropped: Tensor
+    undecided: Tensor
+
+    @property
+    def share(self) -> Tensor:
+        """How many of the tokens that are there are decided, ``(B,)`` between 0 and 1."""
+        decided = (self.kept | self.dropped).sum(-1)
+        return decided / (decided + self.undecided.sum(-1))
 
 
 class Certificate(NamedTuple):
@@ -53,35 +64,60 @@ def certify(model: nn.Module, x: Tensor, eps: float, *, domain: str = "affine", 
     Example:
         >>> from khot.models import ViT
         >>> model = ViT(image_size=8, patch_size=4, in_channels=1, num_classes=3, dim=8, depth=1, num_heads=2).eval()
-        >>> found = certify(model, torch.zeros(1, 1, 8, 8), 1e-4, keep={0: 2})
-        >>> bool((found.lower <= model(torch.zeros(1, 1, 8, 8))).all()) or True
+        >>> images = torch.zeros(1, 1, 8, 8)
+        >>> found = certify(khot.reduce_tokens(model, keep=0.5, at=(0,)), images, 1e-6)
+        >>> bool(((found.lower <= model(images)) & (model(images) <= found.upper)).all())
         True
     """
     plan, start = _check(model, x, eps, domain)
     counts = dict(keep) if keep is not None else reductions(model, plan)
+    if not all(0 <= i < len(plan.blocks) and 0 < count <= plan.num_patches for i, count in counts.items()):
+        raise ValueError(f"keep must map blocks 0 to {len(plan.blocks) - 1} to 1 to {plan.num_patches} tokens, got {counts}")
     decided: dict[int, Decided] = {}
     tokens = _embed(plan, start.around(x, eps))
-    state = _State(torch.ones(tokens.shape[:2], dtype=WORK, device=x.device), torch.zeros(len(x), dtype=WORK, device=x.device), None)
+    state = _all_there(len(x), tokens.shape[1], x.device)
     for i, block in enumerate(plan.blocks):
-        tokens, state = _block(tokens, state, block, counts.get(i), last=i == len(plan.blocks) - 1)
+        tokens, after = _block(tokens, state, block, counts.get(i), last=i == len(plan.blocks) - 1)
         if i in counts:
-            decided[i] = _decided(state, plan)
-    top = _apply(plan.head, _normalise(plan.norm, tokens.linear(lambda t: t[..., :1, :]))).linear(lambda t: t.squeeze(-2))
+            decided[i] = _decided(state, after, plan)
+        state = after
+    top = _apply(plan.head, _normalise(plan.norm, tokens)).view(lambda t: t.squeeze(-2))
     lower, upper = top.ends(x.dtype)
-    label = top.centre.argmax(-1) if isinstance(top, Affine) else top.middle.argmax(-1)
+    label = top.middle.argmax(-1)
     return Certificate(lower, upper, _certain(top, label), label, decided)
 
 
 def reductions(model: nn.Module, plan: Plan) -> dict[int, int]:
     """How many patch tokens each block keeps in a model that :func:`khot.reduce_tokens` changed; empty for one that it did not."""
-    found: Any = getattr(model, "token_counts", None)
-    return {} if found is None else dict(found)
+    if not isinstance(model, ReducedModel):
+        return {}
+    for module in cast("nn.Module", model).modules():
+        if isinstance(module, TokenTopK) and (module.score != "cls" or module.fuse or module.num_prefix != plan.prefix.shape[1]):
+            raise TypeError(
+                "certify knows reduction by the attention of the class token that drops tokens: score='cls', fuse=False, one prefix"
+                f" token; got score={module.score!r}, fuse={module.fuse}, num_prefix={module.num_prefix}"
+            )
+    return {block: kept_count(plan.num_patches, model.keep, stage) for block, stage in model.khot_blocks.items()}
 
 
 class _State(NamedTuple):
+    """Which tokens take part: as in :class:`khot.bounds.selection.Selected`, with the class token first."""
+
     members: Tensor  # (B, T): 1, a half, or 0
     rest: Tensor  # (B,)
-    index: Tensor | None  # (B, T - 1): which patch each token is; None: all in order
+    index: Tensor  # (B, T - 1): which patch each token is
+    whole: bool  # nothing was selected so far
+
+
+def _all_there(batch: int, tokens: int, device: torch.device) -> _State:
+    members = torch.ones(batch, tokens, dtype=WORK, device=device)
+    return _State(members, torch.zeros_like(members[:, 0]), torch.arange(tokens - 1, device=device).expand(batch, -1), True)
+
+
+class _Heads(NamedTuple, Generic[Bound]):
+    query: Bound  # (B, H, T, D / H)
+    keys: Bound  # (B, H, D / H, T), scaled
+    values: Bound
 
 
 def _check(model: nn.Module, x: Tensor, eps: float, domain: str) -> tuple[Plan, Any]:
@@ -90,76 +126,88 @@ def _check(model: nn.Module, x: Tensor, eps: float, domain: str) -> tuple[Plan, 
     if not eps >= 0:
         raise ValueError(f"eps must be at least 0, got {eps}")
     plan = read(model)
+    if model.training:
+        raise ValueError("model must be in eval mode, where it has no dropout; call model.eval() first")
     if x.ndim != 4:
         raise ValueError(f"x must be images (B, C, H, W), got {tuple(x.shape)}")
     if not bool(x.isfinite().all()):
         raise ValueError("x must be finite; a certificate of nan or infinite pixels means nothing")
-    count = plan.positions.shape[1] - plan.prefix.shape[1]
-    if (x.shape[-1] // plan.patch_size) * (x.shape[-2] // plan.patch_size) != count or x.shape[-1] % plan.patch_size:
-        raise ValueError(
-            f"the model has {count} patches of {plan.patch_size} x {plan.patch_size}, which images of {tuple(x.shape)} do not have"
-        )
+    count, size = plan.num_patches, plan.patch_size
+    if (x.shape[-1] // size) * (x.shape[-2] // size) != count or x.shape[-1] % size or x.shape[-2] % size:
+        raise ValueError(f"the model has {count} patches of {size} x {size}, which images of {tuple(x.shape)} do not have")
     return plan, DOMAINS[domain]
 
 
 def _embed(plan: Plan, x: Bound) -> Bound:
     tokens = patches(x, plan.patch.weight, plan.patch.bias, plan.patch_size)
-    return cat([constant(plan.prefix, tokens), tokens], -2).shift(plan.positions.detach().to(WORK))
+    return cat([tokens.constant(plan.prefix), tokens], -2).shift(plan.positions.detach().to(WORK))
 
 
 def _block(x: Bound, state: _State, block: BlockPlan, count: int | None, *, last: bool) -> tuple[Bound, _State]:
-    """Attention, the selection where there is one, the MLP. After the last block only the class token is looked at."""
-    queries = x.linear(lambda t: t[..., :1, :]) if last and count is None else x
-    added, scores = _attention(x, queries, state, block, score=count is not None)
-    x = queries.plus(added)
-    if count is not None and scores is not None:
-        x, state = _reduce(x, scores, state, count)
+    """Attention, the selection where there is one, the MLP; attention is worked out for those tokens only that go on."""
+    heads, after = _project(block, _normalise(block.norm1, x)), state
+    first = torch.zeros_like(state.members[:, :1], dtype=torch.long)
+    going = None
+    if count is not None:
+        after, chosen = _select(x, heads, state, count)
+        going = torch.cat([first, chosen + 1], -1)
+    if last:  # after it only the class token is looked at
+        going = first
+    query = heads.query
+    if going is not None:
+        x, query = gather(x, going), gather(query, going)
+    x = x.plus(_apply(block.proj, _attention(query, heads, state))).name_slack()
     hidden = _apply(block.fc1, _normalise(block.norm2, x))
-    return x.plus(_apply(block.fc2, gelu(hidden) if block.activation == "gelu" else relu(hidden))), state
+    out = x.plus(_apply(block.fc2, gelu(hidden) if block.activation == "gelu" else relu(hidden)))
+    return out.name_slack(), after
 
 
-def _attention(x: Bound, queries: Bound, state: _State, block: BlockPlan, *, score: bool) -> tuple[Bound, Bound | None]:
-    """What attention adds to the queries, and the mean over heads of how the class token attends to the patches."""
+def _project(block: BlockPlan, x: Bound) -> _Heads[Bound]:
     heads, dim = block.num_heads, x.shape[-1]
     weight, bias = block.qkv.weight, block.qkv.bias
-    normed, asked = _normalise(block.norm1, x), _normalise(block.norm1, queries)
 
-    def part(i: int, t: Bound) -> Bound:  # (B, H, T, D / H)
+    def part(i: int) -> Bound:
         rows = slice(i * dim, (i + 1) * dim)
-        out = linear(t, weight[rows], None if bias is None else bias[rows])
-        return out.linear(lambda v: v.unflatten(-1, (heads, -1)).transpose(-2, -3))
+        out = linear(x, weight[rows], None if bias is None else bias[rows])
+        return out.view(lambda v: v.unflatten(-1, (heads, -1)).transpose(-2, -3))
 
     scale = (dim // heads) ** -0.5
-    keys = part(1, normed).linear(lambda v: v.mT * scale)
-    query, values, members = part(0, asked), part(2, normed), state.members
-    rows, scores = [], None
-    for i in range(query.shape[-2]):  # one query at a time: the differences of its logits are (T, T) linear forms
-        logits = matmul(query.linear(lambda v, i=i: v[..., i : i + 1, :]), keys)  # (B, H, 1, T)
-        weights = softmax(logits, members[:, None, None], state.rest) if bool((members != 1).any()) else softmax(logits)
-        if i == 0 and score:
-            scores = weights.linear(lambda v: v.mean(-3).squeeze(-2)[..., 1:], terms=heads)
-        rows.append(attend(weights, values, members.unsqueeze(1)))
-    mixed = cat(rows, -2).linear(lambda v: v.transpose(-2, -3).flatten(-2))
-    return _apply(block.proj, mixed), scores
+    return _Heads(part(0), part(1).linear(lambda v: v.mT * scale), part(2))
 
 
-def _reduce(x: Bound, scores: Bound, state: _State, count: int) -> tuple[Bound, _State]:
-    first, others = x.linear(lambda t: t[..., :1, :]), x.linear(lambda t: t[..., 1:, :])
-    found = topk(others, scores, count, state.members[:, 1:], state.rest)
-    index = found.index if state.index is None else state.index.gather(-1, found.index)
+def _weights(query: Bound, heads: _Heads[Bound], state: _State) -> Bound:
+    """How one query ``(B, H, 1, D / H)`` attends, ``(B, H, 1, T)``."""
+    logits, members = matmul(query, heads.keys), state.members
+    return softmax(logits, members[:, None, None], state.rest) if bool((members != 1).any()) else softmax(logits)
+
+
+def _attention(query: Bound, heads: _Heads[Bound], state: _State) -> Bound:
+    """Weighted values ``(B, Q, D)``, one query at a time: the differences of its logits are T x T linear forms."""
+    rows = [_weights(query.view(lambda v, i=i: v[..., i : i + 1, :]), heads, state) for i in range(query.shape[-2])]
+    mixed = cat([attend(row, heads.values, state.members.unsqueeze(1)) for row in rows], -2)
+    return mixed.view(lambda v: v.transpose(-2, -3).flatten(-2))
+
+
+def _select(x: Bound, heads: _Heads[Bound], state: _State, count: int) -> tuple[_State, Tensor]:
+    """The selection by the class token's attention, mean over heads, and which patches of ``x`` may be in it, ``(B, M)``."""
+    row = _weights(heads.query.view(lambda v: v[..., :1, :]), heads, state)
+    scores = row.linear(lambda v: v.mean(-3).squeeze(-2)[..., 1:], terms=row.shape[1])
+    earlier = None if state.whole else state.members[:, 1:]
+    found = topk(x.view(lambda t: t[..., 1:, :]), scores, count, earlier, state.rest)
     members = torch.cat([torch.ones_like(found.members[:, :1]), found.members], -1)
-    return cat([first, found.values], -2), _State(members, found.rest, index)
+    return _State(members, found.rest, state.index.gather(-1, found.index), False), found.index
 
 
-def _decided(state: _State, plan: Plan) -> Decided:
-    count = plan.positions.shape[1] - plan.prefix.shape[1]
-    members = torch.zeros(len(state.members), count, dtype=WORK, device=state.members.device)
-    if state.index is not None:
-        members = members.scatter(-1, state.index, state.members[:, 1:])
-    return Decided(members == 1, members == 0)
+def _decided(before: _State, after: _State, plan: Plan) -> Decided:
+    def over_patches(state: _State) -> Tensor:
+        empty = torch.zeros(len(state.members), plan.num_patches, dtype=WORK, device=state.members.device)
+        return empty.scatter(-1, state.index, state.members[:, 1:])
+
+    there, members = over_patches(before) > 0, over_patches(after)
+    return Decided(members == 1, there & (members == 0), members == 0.5)
 
 
-def _certain(logits: Bound, label: Tensor) -> Tensor:
+def _certain(logits: Domain, label: Tensor) -> Tensor:
     """Whether the label's logit is above every other one: the difference of two linear forms."""
     mine = label.unsqueeze(-1)
 

@@ -10,13 +10,12 @@ the lower line holds for any t once :math:`|g'(t)| (u - l)` is taken off: an ine
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from khot.bounds._rounding import EPS
-from khot.bounds.domain import Band, Bound
+from khot.bounds.domain import Band, Bound, Map
 
 _BISECTIONS = 50
 _SPARE = 1 + 64 * EPS  # functions of torch are good to a few units in the last place
@@ -71,8 +70,7 @@ def gelu(x: Bound) -> Bound:
 
 
 def _convex(
-    low: Tensor, high: Tensor, f: Callable[[Tensor], Tensor], touch: Callable[[Tensor], Tensor], slope_at: Callable[[Tensor], Tensor] | None,
-    *, increasing: bool,
+    low: Tensor, high: Tensor, f: Map, touch: Map, slope_at: Map | None, *, increasing: bool,
 ) -> Band:  # fmt: skip
     """The band of a convex monotone function; ``touch`` gives the point of a slope, ``slope_at`` the slope there (None: exact)."""
     at_low, at_high = f(low), f(high)
@@ -86,7 +84,7 @@ def _convex(
     return _band(slope, least, most, _down(bottom), _up(top))
 
 
-def _secant(low: Tensor, high: Tensor, f: Callable[[Tensor], Tensor], slope_at: Callable[[Tensor], Tensor]) -> Tensor:
+def _secant(low: Tensor, high: Tensor, f: Map, slope_at: Map) -> Tensor:
     width = high - low
     narrow = width <= 1e-12 * (1 + high.abs())  # the difference of the values would be rounding
     slope = torch.where(narrow, slope_at(low), (f(high) - f(low)) / torch.where(narrow, 1.0, width))

@@ -2,11 +2,13 @@ r"""The layers of a transformer, made from the operations of the two domains."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from khot.bounds._rounding import WORK, room
-from khot.bounds.domain import Affine, Bound, Box
+from khot.bounds.domain import Bound, Domain
 from khot.bounds.elementwise import exp, reciprocal, rsqrt
 
 _MOST = 700.0
@@ -27,14 +29,14 @@ def patches(x: Bound, weight: Tensor, bias: Tensor | None, size: int) -> Bound:
         t = t.movedim((-4, -2, -5, -3, -1), (-5, -4, -3, -2, -1))  # (..., rows, columns, C, size, size)
         return t.flatten(-3).flatten(-3, -2)  # (..., N, C size^2)
 
-    return linear(x.linear(cut), weight.flatten(1), bias)
+    return linear(x.view(cut), weight.flatten(1), bias)
 
 
 def layer_norm(x: Bound, weight: Tensor | None, bias: Tensor | None, eps: float) -> Bound:
     r"""``(x - mean) / sqrt(var + eps) * w + b`` over the last dimension.
 
-    Taking the mean off is linear. The variance is the mean of squares, :math:`(\mathrm{var} + \epsilon)^{-1/2}` is convex, and the last step is a
-    product. Whatever x is, a normalised entry is at most :math:`\sqrt{n - 1}` in size, with equality where the others are equal.
+    Taking the mean off is linear. The variance is the mean of squares, :math:`(\mathrm{var} + \epsilon)^{-1/2}` is convex, and the
+    last step is a product. A normalised entry is at most :math:`\sqrt{n - 1}` in size, with equality where the others are equal.
     """
     n = x.shape[-1]
     centred = x.linear(lambda t: t - t.mean(-1, keepdim=True), lambda t: t * (1 - 2 / n) + t.mean(-1, keepdim=True), n)
@@ -53,25 +55,9 @@ def matmul(x: Bound, y: Bound) -> Bound:
     return x.bilinear(y, torch.matmul, x.shape[-1])
 
 
-def constant(value: Tensor, like: Bound) -> Bound:
-    """A tensor without uncertainty, ``(B, ...)``, in the domain of ``like``."""
-    wide = value.detach().to(WORK).expand(like.shape[0], *value.shape[1:])
-    box = Box(wide, wide)
-    if isinstance(like, Box):
-        return box
-    return Affine(wide, wide.new_zeros(wide.shape[0], like.form.shape[1], *wide.shape[1:]), torch.zeros_like(wide), box)
-
-
-def cat(parts: list[Bound], dim: int) -> Bound:
+def cat(parts: Sequence[Bound], dim: int) -> Bound:
     """Bounds side by side along ``dim``, counted from the last."""
-    box = Box(torch.cat([part.lower for part in parts], dim), torch.cat([part.upper for part in parts], dim))
-    first = parts[0]
-    if isinstance(first, Box):
-        return box
-    return Affine(
-        torch.cat([part.centre for part in parts], dim), torch.cat([part.form for part in parts], dim),
-        torch.cat([part.slack for part in parts], dim), box,
-    )  # fmt: skip
+    return parts[0].beside(parts[1:], dim)
 
 
 def gather(x: Bound, index: Tensor) -> Bound:
@@ -81,7 +67,7 @@ def gather(x: Bound, index: Tensor) -> Bound:
         spread = index.view(index.shape[0], *[1] * (t.ndim - 3), index.shape[1], 1)
         return t.gather(-2, spread.expand(*t.shape[:-2], index.shape[1], t.shape[-1]))
 
-    return x.linear(take)
+    return x.view(take)
 
 
 def softmax(x: Bound, members: Tensor | None = None, rest: Tensor | None = None) -> Bound:
@@ -92,12 +78,12 @@ def softmax(x: Bound, members: Tensor | None = None, rest: Tensor | None = None)
 
     Some items may be uncertain: ``members`` (broadcastable to x) is 1 for an item that takes part, 0 for one that does not, and
     a half for one that may; exactly ``rest`` ``(B,)`` of the latter do. The sum over those, :math:`\sum_j z_j e_j`, lies around
-    :math:`\rho \sum_j e_j` with :math:`\rho` = rest / number; with :math:`l_j \le e_j \le u_j` it is off by at most what the ``rest`` items of largest
-    :math:`(1 - \rho) u_j + \rho l_j` and of smallest :math:`(1 - \rho) l_j + \rho u_j` give.
+    :math:`\rho \sum_j e_j` with :math:`\rho` = rest / number. With :math:`l_j \le e_j \le u_j` it is off by at most what the ``rest``
+    items of largest :math:`(1 - \rho) u_j + \rho l_j` and of smallest :math:`(1 - \rho) l_j + \rho u_j` give.
     """
     n = x.shape[-1]
     other = 1 - torch.eye(n, dtype=WORK, device=x.lower.device)
-    apart = x.linear(lambda t: (t.unsqueeze(-2) - t.unsqueeze(-1)) * other, lambda t: (t.unsqueeze(-2) + t.unsqueeze(-1)) * other, 2)
+    apart = x.linear(lambda t: t.unsqueeze(-2) - t.unsqueeze(-1), lambda t: (t.unsqueeze(-2) + t.unsqueeze(-1)) * other, 2)
     # Beyond e^700 a float64 overflows. A power that is cut off there leaves an upper bound of p; its lower bound is 0 then.
     powers = exp(apart.cap(_MOST))  # [..., i, j] = exp(x_j - x_i)
     far = (apart.upper >= _MOST).any(-1)
@@ -111,17 +97,17 @@ def softmax(x: Bound, members: Tensor | None = None, rest: Tensor | None = None)
     # z_i p_i = p_i / 2 + (z_i - 1/2) p_i, and the last term is at most half of the largest p_i.
     half = maybe * share.upper / 2
     kept = share.scale(sure + maybe / 2)
-    return _at_least_zero(_loosen(kept, half).meet(0.0, 1.0), far)
+    return _at_least_zero(kept.loosen(half).meet(0.0, 1.0), far)
 
 
 def attend(weights: Bound, values: Bound, members: Tensor | None = None) -> Bound:
     r"""``weights @ values`` for weights that sum to 1.
 
     As a linear form it is ``v + weights @ (values - v)`` for any constant v, here the mean value. As a box, the largest
-    :math:`\sum_j p_j v_j` with :math:`l_j \le p_j \le u_j` and :math:`\sum_j p_j = 1` gives every item its :math:`l_j` and fills up the largest
-    values first, each to its :math:`u_j`.
+    :math:`\sum_j p_j v_j` with :math:`l_j \le p_j \le u_j` and :math:`\sum_j p_j = 1` gives every item its :math:`l_j` and fills up
+    the largest values first, each to its :math:`u_j`.
     """
-    middle = values.centre if isinstance(values, Affine) else values.middle
+    middle = values.middle
     there = torch.ones_like(middle[..., :1]) if members is None else members.unsqueeze(-1).expand(*middle.shape[:-1], 1)
     mean = (middle * there).sum(-2, keepdim=True) / there.sum(-2, keepdim=True)
     out = matmul(weights, values.shift(-mean)).shift(mean)
@@ -130,7 +116,7 @@ def attend(weights: Bound, values: Bound, members: Tensor | None = None) -> Boun
     return out.meet(least - size, most + size)
 
 
-def _fill_up(weights: Bound, values: Tensor) -> Tensor:
+def _fill_up(weights: Domain, values: Tensor) -> Tensor:
     """The largest mean of ``values`` ``(..., T, d)`` under weights ``(..., Q, T)`` between their ends that sum to 1."""
     ordered, order = values.sort(dim=-2, descending=True)
     low, free = weights.lower, weights.upper - weights.lower
@@ -143,7 +129,7 @@ def _fill_up(weights: Bound, values: Tensor) -> Tensor:
 def _at_least_zero(weights: Bound, where: Tensor) -> Bound:
     """The lower end at 0 where that is all that is known: the value, at most e^-700, is within the slack of any form."""
     low = torch.where(where, 0.0, weights.lower)
-    return _loosen(weights, torch.where(where, weights.lower.clamp(min=0), 0.0)).meet(low, weights.upper)
+    return weights.loosen(torch.where(where, weights.lower.clamp(min=0), 0.0)).meet(low, weights.upper)
 
 
 def _total(x: Bound) -> Bound:
@@ -164,7 +150,7 @@ def _uncertain(powers: Bound, maybe: Tensor, rest: Tensor, other: Tensor) -> Bou
     size = room((high * among).sum(-1), powers.shape[-1])
     middle, radius = (most + least) / 2, (most - least) / 2 + size
     box_low, box_high = -_largest(-low, among, left), _largest(high, among, left)
-    return _loosen(mean.shift(middle), radius).meet(box_low - size, box_high + size)
+    return mean.shift(middle).loosen(radius).meet(box_low - size, box_high + size)
 
 
 def _largest(values: Tensor, among: Tensor, count: Tensor) -> Tensor:
@@ -172,11 +158,3 @@ def _largest(values: Tensor, among: Tensor, count: Tensor) -> Tensor:
     ordered = values.masked_fill(among == 0, -torch.inf).sort(dim=-1, descending=True).values
     place = torch.arange(values.shape[-1], dtype=WORK, device=values.device)
     return torch.where((place < count.unsqueeze(-1)) & ordered.isfinite(), ordered, 0.0).sum(-1)
-
-
-def _loosen(x: Bound, by: Tensor) -> Bound:
-    """``x`` give or take ``by``."""
-    box = Box(x.lower - by - room(by + x.lower.abs()), x.upper + by + room(by + x.upper.abs()))
-    if isinstance(x, Box):
-        return box
-    return Affine(x.centre, x.form, x.slack + by + room(by), box)

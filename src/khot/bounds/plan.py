@@ -51,6 +51,10 @@ class Plan:
     norm: Norm
     head: Map
 
+    @property
+    def num_patches(self) -> int:
+        return self.positions.shape[1] - self.prefix.shape[1]
+
 
 def read(model: nn.Module) -> Plan:
     """The plan of a model of ours, of timm's ``VisionTransformer``, or of transformers' ``ViTForImageClassification``."""
@@ -63,14 +67,17 @@ def read(model: nn.Module) -> Plan:
 
 def _read_timm(model: Any) -> Plan:
     """timm's names, which :class:`khot.models.ViT` shares."""
-    pool = getattr(model, "pool", getattr(model, "global_pool", "cls"))
+    pool = getattr(model, "global_pool", getattr(model, "pool", "cls"))  # timm has a method pool
     if pool not in ("cls", "token"):
         raise TypeError(f"{_EXACT}; got a model that pools by {pool!r}")
     if getattr(model, "reg_token", None) is not None or getattr(model, "dist_token", None) is not None:
         raise TypeError(f"{_EXACT}; got registers or a distillation token")
+    if getattr(model, "no_embed_class", False):
+        raise TypeError(f"{_EXACT}; got a class token without a position")
+    _identity(getattr(model.patch_embed, "norm", None), "patch_embed.norm")
     for name in ("norm_pre", "fc_norm", "patch_drop", "head_drop"):
         _identity(getattr(model, name, None), name)
-    proj = getattr(model.patch_embed, "proj", None)
+    proj: Any = getattr(model.patch_embed, "proj", None)
     if not isinstance(proj, nn.Conv2d) or proj.kernel_size != proj.stride or proj.kernel_size[0] != proj.kernel_size[1]:
         raise TypeError(f"{_EXACT}; got patches made by {type(proj).__name__}, which are not one linear map of a square patch")
     return Plan(

@@ -1,9 +1,10 @@
 r"""Top-k of bounds: which items are certain, and what is selected, without going through the cases.
 
-Kth-Best by counting is :math:`\sum_i \delta(\mathrm{rank}_i - k)\, x_i` with :math:`\mathrm{rank}_i = 1 + \sum_{j \ne i} h(s_j - s_i)`. A bound of the scores
-bounds each difference :math:`s_j - s_i`, and so each step h, which is 0, 1, or lies between two lines (:func:`khot.linear_bounds.heaviside`).
-The rank of i then lies between two numbers, by counting and by the lines, whichever is tighter: the lines are linear forms of the
-input, and their sum knows that i cannot be behind all of its rivals at once. :math:`\delta` is 0 outside that interval of ranks. So
+Kth-Best by counting is :math:`\sum_i \delta(\mathrm{rank}_i - k)\, x_i` with :math:`\mathrm{rank}_i = 1 + \sum_{j \ne i} h(s_j - s_i)`.
+A bound of the scores bounds each difference :math:`s_j - s_i`, and so each step h, which is 0, 1, or lies between two lines
+(:func:`khot.linear_bounds.heaviside`). The rank of i then lies between two numbers, by counting and by the lines, whichever is tighter:
+the lines are linear forms of the input, and their sum knows that i cannot be behind all of its rivals at once. :math:`\delta` is 0
+outside that interval of ranks. So
 
 - an item whose rank is at most k everywhere is kept, one whose rank is above k everywhere is dropped, exactly as they are;
 - of the others, exactly ``k - kept`` are selected. As an unordered set they go on as items that *may* take part: the attention of the
@@ -17,13 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import combinations
-from typing import Generic, NamedTuple
+from typing import Generic, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from khot.bounds._rounding import WORK
-from khot.bounds.domain import Affine, Bound, Box, affine
+from khot.bounds.affine import Affine, affine
+from khot.bounds.box import Box
+from khot.bounds.domain import Bound, Domain
 from khot.bounds.layers import gather
 from khot.linear_bounds import Lines, heaviside
 
@@ -51,8 +54,10 @@ class Selected(NamedTuple, Generic[Bound]):
     rest: Tensor
 
 
-def rank_bounds(scores: Bound, members: Tensor | None = None, rest: Tensor | None = None) -> Ranks:
-    """Between which numbers the rank of every item lies among those that take part; ties go to the earlier item.
+def rank_bounds(scores: Domain, members: Tensor | None = None, rest: Tensor | None = None) -> Ranks:
+    """Between which numbers the rank of every item lies among those that take part.
+
+    Ties go to the earlier item. After an earlier selection (``members``) the order of the items is not known, and a tie may go either way.
 
     Args:
         scores: ``(B, N)``; an upper end of -inf means that the item takes no part.
@@ -63,9 +68,11 @@ def rank_bounds(scores: Bound, members: Tensor | None = None, rest: Tensor | Non
     low, high = _apart(scores)  # [b, i, j]: s_j - s_i
     n = scores.shape[-1]
     earlier = torch.ones(n, n, dtype=torch.bool, device=low.device).tril(-1)  # j before i
+    ahead_if_tied = earlier if members is None else torch.zeros_like(earlier)
+    maybe_if_tied = earlier if members is None else torch.ones_like(earlier)
     other = ~torch.eye(n, dtype=torch.bool, device=low.device)
-    surely = ((low > 0) | (low >= 0) & earlier) & other
-    possibly = ((high > 0) | (high >= 0) & earlier) & other
+    surely = ((low > 0) | (low >= 0) & ahead_if_tied) & other
+    possibly = ((high > 0) | (high >= 0) & maybe_if_tied) & other
     num_maybe, left = maybe.sum(-1, keepdim=True), _column(rest, maybe)
     absent = (num_maybe - left).clamp(min=0)
     fewest = _count(surely, here) + (_count(surely, maybe) - absent).clamp(min=0)
@@ -122,10 +129,13 @@ def kth_best(x: Bound, scores: Bound, k: int) -> Bound:
         torch.where(can.unsqueeze(-1), x.lower.unsqueeze(1), torch.inf).amin(2),
         torch.where(can.unsqueeze(-1), x.upper.unsqueeze(1), -torch.inf).amax(2),
     )
-    if isinstance(x, Box):
-        return box
+    return cast("Bound", _hull(x, can, box) if isinstance(x, Affine) else box)
+
+
+def _hull(x: Affine, can: Tensor, box: Box) -> Affine:
+    """One of the items that ``can`` ``(B, k, N)`` be there: the mean of their forms, and how far each may be from it."""
     weight = can.to(WORK) / can.sum(-1, keepdim=True)
-    mean = x.linear(lambda t: weight_rows(weight, t), terms=x.shape[-2])
+    mean = x.linear(lambda t: _rows(weight, t), terms=x.shape[-2])
     # Whichever item it is, it differs from the mean by a linear form of its own; the largest of these is slack.
     slack = torch.zeros_like(mean.centre)
     for i in range(x.shape[-2]):
@@ -134,7 +144,7 @@ def kth_best(x: Bound, scores: Bound, k: int) -> Bound:
     return affine(mean.centre, mean.form, slack + mean.slack, box)
 
 
-def weight_rows(weight: Tensor, t: Tensor) -> Tensor:
+def _rows(weight: Tensor, t: Tensor) -> Tensor:
     """``(B, k, N) @ (B, ..., N, d)``."""
     return weight.view(weight.shape[0], *[1] * (t.ndim - 3), *weight.shape[1:]) @ t
 
@@ -168,7 +178,7 @@ def _check(x: Bound, scores: Bound, k: int | Tensor) -> None:
         raise ValueError(f"k must be between 0 and n={scores.shape[-1]}, got {k}")
 
 
-def _taking_part(scores: Bound, members: Tensor | None) -> tuple[Tensor, Tensor]:
+def _taking_part(scores: Domain, members: Tensor | None) -> tuple[Tensor, Tensor]:
     there = scores.upper > -torch.inf
     if members is None:
         return there, torch.zeros_like(there)
@@ -187,12 +197,12 @@ def _differences(t: Tensor) -> Tensor:
     return t.unsqueeze(-2) - t.unsqueeze(-1)
 
 
-def _apart(scores: Bound) -> tuple[Tensor, Tensor]:
+def _apart(scores: Domain) -> tuple[Tensor, Tensor]:
     """The ends of ``s_j - s_i``."""
     low, high = scores.lower, scores.upper
     box_low, box_high = low.unsqueeze(-2) - high.unsqueeze(-1), high.unsqueeze(-2) - low.unsqueeze(-1)
     box_low, box_high = box_low.nan_to_num(-torch.inf, torch.inf, -torch.inf), box_high.nan_to_num(torch.inf, torch.inf, -torch.inf)
-    if isinstance(scores, Box):
+    if not isinstance(scores, Affine):
         return box_low, box_high
     apart = scores.linear(_differences, lambda t: t.unsqueeze(-2) + t.unsqueeze(-1), 2)
     return torch.maximum(box_low, apart.lower), torch.minimum(box_high, apart.upper)

@@ -16,6 +16,11 @@ from khot.nn.token_topk import Gradient, Score, TokenTopK
 Model = TypeVar("Model", bound=nn.Module)
 
 
+def kept_count(num_tokens: int, keep: float, stage: int) -> int:
+    """floor(N r^s), at least 1; the small number keeps 0.29 * 100 at 29."""
+    return max(1, math.floor(num_tokens * keep**stage + 1e-9))
+
+
 class Plan:
     """What the stages of one model share. Every stage writes its own entry only, so that a block can be computed again in backward."""
 
@@ -26,8 +31,7 @@ class Plan:
         self.chosen: dict[int, tuple[Tensor, bool] | None] = {}
 
     def count(self, stage: int) -> int:
-        """floor(N r^s), at least 1; the small number keeps 0.29 * 100 at 29."""
-        return max(1, math.floor(self.num_tokens * self.keep**stage + 1e-9))
+        return kept_count(self.num_tokens, self.keep, stage)
 
     def kept(self, stage: int) -> Tensor | None:
         """The places in the input, ``(B, P + k)``, of the tokens after a stage, -1 for a fused one; None while nothing was dropped."""
