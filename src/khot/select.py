@@ -119,7 +119,7 @@ def _shared(x: Tensor, scores: Tensor) -> Tensor:
     fits = rows and missing >= 0 and rows[-1] == scores.shape[-1]
     if not fits or any(mine not in (1, theirs) for mine, theirs in zip(rows, scores.shape[missing:], strict=True)):
         raise ValueError(
-            f"x must have shape {(*scores.shape, 'd')}, one row of features for each score, or a shape that broadcasts to it,"
+            f"x must have shape ({', '.join(map(str, scores.shape))}, d), one row of features for each score, or one that broadcasts to it,"
             f" got {tuple(x.shape)}; for one feature use x.unsqueeze(-1)"
         )
     return x.expand(*scores.shape, x.shape[-1])

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from khot._tensors import Number
-from khot.checks import door, find
+from khot.checks import check_scores, door, find
 from khot.hard import through, topk_mask, topk_matrix
 from khot.registry import RELAXATIONS, find_method
 
@@ -96,11 +96,20 @@ def soft_topk_matrix(
 
 
 def _negative(scores: Tensor) -> Tensor:
-    return -scores if isinstance(scores, Tensor) and scores.is_floating_point() else scores  # the door refuses the rest
+    check_scores(scores)  # some dtypes have no negative
+    return -scores
 
 
 def _own(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A user's function behind the same door as the table's."""
     if not callable(method):
         raise TypeError(f"method must be a name in khot.RELAXATIONS or a function (scores, k, tau, **options), got {method!r}")
-    return door(method, name=getattr(method, "__name__", "method"), options=None, native_half=False, fractional=True)
+    name = getattr(method, "__name__", "method")
+
+    def body(scores: Tensor, k: Number, tau: Number, **options: Any) -> Tensor:
+        mask = method(scores, k, tau, **options)
+        if mask.shape != scores.shape:
+            raise ValueError(f"method {name!r} must return a mask of the scores' shape {tuple(scores.shape)}, got {tuple(mask.shape)}")
+        return mask
+
+    return door(body, name=name, options=None, native_half=False, fractional=True)

@@ -38,6 +38,7 @@ class SampleTopK(nn.Module):
         method: str = "sigmoid",
         design: str = "systematic",
         generator: Generator | None = None,
+        largest: bool = True,
         dim: int = -1,
         num_samples: int | None = None,
         design_options: Mapping[str, Any] | None = None,
@@ -47,17 +48,20 @@ class SampleTopK(nn.Module):
         check_options(method, options, find_method(method).options)
         check_options(design, design_options or {}, find_design(design).options, "design")
         keep(self, k=k, tau=tau)
-        self.method, self.design, self.dim, self.options = method, design, dim, options
+        self.method, self.design, self.largest, self.dim, self.options = method, design, largest, dim, options
         self.generator, self.num_samples, self.design_options = generator, num_samples, dict(design_options or {})
 
     def forward(self, scores: Tensor) -> Tensor:
         if self.training:
             return sample_topk(
-                scores, self.k, self.tau, method=self.method, design=self.design, generator=self.generator, dim=self.dim,
-                num_samples=self.num_samples, design_options=self.design_options, **self.options,
+                scores, self.k, self.tau, method=self.method, design=self.design, generator=self.generator, largest=self.largest,
+                dim=self.dim, num_samples=self.num_samples, design_options=self.design_options, **self.options,
             )  # fmt: skip
-        mask = soft_topk(scores, self.k, self.tau, method=self.method, hard=True, dim=self.dim, **self.options)
+        mask = soft_topk(
+            scores, self.k, self.tau, method=self.method, hard=True, largest=self.largest, dim=self.dim, **self.options
+        )  # fmt: skip
         return mask if self.num_samples is None else mask.expand(self.num_samples, *mask.shape)
 
     def extra_repr(self) -> str:
-        return f"k={show(self.k)}, tau={show(self.tau)}, method={self.method!r}, design={self.design!r}, dim={self.dim}"
+        numbers = f"k={show(self.k)}, tau={show(self.tau)}"
+        return f"{numbers}, method={self.method!r}, design={self.design!r}, largest={self.largest}, dim={self.dim}"

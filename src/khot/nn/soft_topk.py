@@ -45,4 +45,4 @@ class SoftTopK(nn.Module):
         return soft_topk(scores, self.k, self.tau, method=self.method, hard=self.hard, largest=self.largest, dim=self.dim, **self.options)
 
     def extra_repr(self) -> str:
-        return f"k={show(self.k)}, tau={show(self.tau)}, method={self.method!r}, hard={self.hard}, dim={self.dim}"
+        return f"k={show(self.k)}, tau={show(self.tau)}, method={self.method!r}, hard={self.hard}, largest={self.largest}, dim={self.dim}"

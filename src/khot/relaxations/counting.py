@@ -35,8 +35,9 @@ def soft_count(scores: Tensor, tau: Number, h: str, among: Among | None = None) 
     """
     check_size("counting", *scores.shape, scores.shape[-1], what="table of pairs", fix="use softrank, which costs O(n log n)")
     counted = None if among is None else among.items
-    step = max(1, _PIECE // max(1, scores.numel()))
-    if step >= scores.shape[-1] or not readable(scores):
+    # Sizes are compared only where they are numbers: while a graph is traced the comparison would become a guard.
+    step = max(1, _PIECE // max(1, scores.numel())) if readable(scores) else scores.shape[-1]
+    if step >= scores.shape[-1]:
         return 0.5 + _above(scores, scores, counted, tau, h)
     parts = [checkpoint(_above, part, scores, counted, tau, h, use_reentrant=False) for part in scores.split(step, -1)]
     return 0.5 + torch.cat(parts, -1)
