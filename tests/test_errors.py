@@ -84,10 +84,14 @@ def test_hard_masks_need_whole_k() -> None:
         khot.topk_mask(X, 2.5)
 
 
-def test_entmax_needs_alpha_between_one_and_two() -> None:
-    for alpha in (0.9, 2.1, "1.5", float("nan")):
+def test_entmax_needs_alpha_between_one_and_three() -> None:
+    for alpha in (0.9, 3.1, "1.5", float("nan"), torch.tensor(1.0), torch.tensor(float("nan"))):
         with pytest.raises(ValueError, match="alpha must be between 1"):
             khot.entmax_topk(X, 2, alpha=alpha)
+    with pytest.raises(ValueError, match="alpha must be a scalar or of shape"):
+        khot.entmax_topk(X, 2, alpha=torch.full((3,), 1.5))
+    with pytest.raises(TypeError, match="alpha must be a number here"):
+        khot.topk_value(X, 2, method="entmax", alpha=torch.tensor(1.5))
 
 
 def test_gather_says_which_shape_it_wants() -> None:

@@ -2,12 +2,16 @@
 
 import pytest
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
 from torch.distributions import kl_divergence
+from torch.testing import assert_close
 
 import khot
 from khot.distributions import KSubset
+from khot.primitives.calibrate import calibrate
+from khot.primitives.covariance import solve_covariance
 
 F64 = torch.float64
 Z = torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=F64)
@@ -129,3 +133,20 @@ def test_inference_mode():
         probs = khot.soft_topk(torch.randn(3, 30, dtype=F64) * 20, 5)
         d = KSubset(k=5, probs=probs)
         assert bool((d.sample((4,)).sum(-1) == 5).all()) and bool(d.entropy().isfinite().all())
+
+
+def test_forward_mode_nests() -> None:
+    """torch runs a Function's ``jvp`` with forward mode off, which made the outer derivative 0."""
+    probs = torch.tensor([0.2, 0.7, 0.8, 0.5, 0.4, 0.4], dtype=torch.float64)
+    weights = torch.tensor([1.0, -2.0, 0.5, 0.0, 1.5, -1.0], dtype=torch.float64)  # sums to 0: a common constant is not determined
+    ways = torch.eye(6, dtype=torch.float64)[:, :3] - 1 / 6
+
+    def by_probs(z: Tensor) -> Tensor:
+        return calibrate(probs + ways @ z, 3) @ weights
+
+    def by_logits(logits: Tensor) -> Tensor:
+        return solve_covariance(logits, torch.tensor([3]), weights) @ weights
+
+    for f, point in ((by_probs, torch.zeros(3, dtype=torch.float64)), (by_logits, torch.logit(probs))):
+        truth = torch.func.jacrev(torch.func.jacrev(f))(point)
+        assert_close(torch.func.jacfwd(torch.func.jacfwd(f))(point), truth, rtol=1e-9, atol=1e-9)

@@ -87,6 +87,8 @@ def test_hessians_and_batched_jacobians(op: Relaxation) -> None:
     if op.double_backward:
         hessian = torch.func.jacrev(torch.func.jacrev(lambda s: (f(s) * weights).sum()))(scores)
         assert_close(hessian, hessian.mT, rtol=0, atol=1e-7)
+        nested = torch.func.jacfwd(torch.func.jacfwd(lambda s: (f(s) * weights).sum()))(scores)
+        assert_close(nested, hessian, rtol=0, atol=1e-7)
 
 
 class _Module(torch.nn.Module):

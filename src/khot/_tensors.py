@@ -7,7 +7,7 @@ answer that is always safe: the plain PyTorch path is taken, which may be slower
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor, strided
@@ -40,6 +40,32 @@ standard_gamma: Callable[..., Tensor] = _private("_standard_gamma", lambda a, ge
 def in_forward_mode() -> bool:
     """Whether a level of forward-mode differentiation is open."""
     return getattr(forward_ad, "_current_level", 0) >= 0
+
+
+def nests(jvp: Callable[..., Any]) -> Callable[..., Any]:
+    """A Function's ``jvp`` that may itself be differentiated in forward mode.
+
+    torch switches forward mode off while it runs a ``jvp``, so that the outer of two nested derivatives would silently be 0. Here it is
+    on again, for saved inputs without the tangents of this level, which the rule has as arguments.
+    """
+
+    def nested(ctx: Any, *tangents: Any) -> Any:
+        with _forward_grad(True):
+            return jvp(ctx, *tangents)
+
+    return nested
+
+
+def without_tangent(value: Any) -> Any:
+    """A saved tensor without its tangent at the innermost level of forward mode."""
+    return forward_ad.unpack_dual(value).primal if isinstance(value, Tensor) and in_forward_mode() else value
+
+
+def _refuse_forward(mode: bool) -> NoReturn:
+    raise RuntimeError("this torch cannot differentiate a custom rule in forward mode; use torch.func.jacrev or backward()")
+
+
+_forward_grad: Callable[..., Any] = _private("autograd.forward_ad._set_fwd_grad_enabled", _refuse_forward)
 
 
 def is_recorded() -> bool:

@@ -75,7 +75,7 @@ def check_scores(scores: Tensor, dim: int = -1, name: str = "scores") -> None:
 def check_k(k: Number, scores: Tensor, dim: int = -1, fractional: bool = True) -> None:
     n = scores.shape[dim]
     if isinstance(k, Tensor):
-        _check_row_shape("k", k, scores, dim)
+        check_per_row("k", k, scores, dim)
         _check_whole(k, fractional)
         if readable(k) and not bool(((k >= 0) & (k <= n)).all()):
             _raise_k(n, dim, k)
@@ -89,7 +89,7 @@ def check_k(k: Number, scores: Tensor, dim: int = -1, fractional: bool = True) -
 
 def check_tau(tau: Number, scores: Tensor, dim: int = -1) -> None:
     if isinstance(tau, Tensor):
-        _check_row_shape("tau", tau, scores, dim)
+        check_per_row("tau", tau, scores, dim)
         if readable(tau) and not bool((tau > 0).all()):
             raise ValueError(f"tau must be positive, got a tensor with minimum {tau.min().item():g}; clamp it or learn its logarithm")
     elif isinstance(tau, bool) or not isinstance(tau, (int, float, torch.SymInt, torch.SymFloat)) and not isinstance(tau, Real):
@@ -108,7 +108,8 @@ def check_options(name: str, given: Mapping[str, Any], options: Mapping[str, Any
         raise TypeError(f"{what} {name!r} has no option {key!r}; its options: {', '.join(options) or 'none'}")
 
 
-def _check_row_shape(name: str, value: Tensor, scores: Tensor, dim: int) -> None:
+def check_per_row(name: str, value: Tensor, scores: Tensor, dim: int = -1) -> None:
+    """Raise unless ``value`` is real and a scalar or one number per row."""
     items = dim % scores.ndim
     rows = (*scores.shape[:items], *scores.shape[items + 1 :])
     if value.is_complex() or value.dtype == torch.bool:

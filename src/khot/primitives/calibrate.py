@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
-from khot._tensors import in_transform, is_recorded, readable, wide_dtype
+from khot._tensors import in_transform, is_recorded, nests, readable, wide_dtype, without_tangent
 from khot.primitives.covariance import in_front, solve_covariance
 from khot.primitives.fixed_point import spread
 from khot.primitives.operators import define, derive
@@ -70,8 +70,9 @@ class _Calibrate(Function):
         return solve_covariance(logits, k, grad).to(ctx.dtype), None
 
     @staticmethod
+    @nests
     def jvp(ctx: Any, move: Tensor, _: None) -> Tensor:
-        logits, k = ctx.saved_tensors
+        logits, k = map(without_tangent, ctx.saved_tensors)
         return solve_covariance(logits, k, move.to(logits.dtype))
 
     @staticmethod

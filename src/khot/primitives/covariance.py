@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
-from khot._tensors import in_transform, is_recorded, readable
+from khot._tensors import in_transform, is_recorded, nests, readable, without_tangent
 from khot.primitives.operators import define
 from khot.primitives.poisson_binomial import marginals
 
@@ -57,8 +57,9 @@ class _Solve(Function):
         return -_bend(logits, k, way, x) if ctx.needs_input_grad[0] else None, None, way
 
     @staticmethod
+    @nests
     def jvp(ctx: Any, move: Tensor | None, _: None, move_target: Tensor | None) -> Tensor:
-        logits, k, x = ctx.saved_tensors
+        logits, k, x = map(without_tangent, ctx.saved_tensors)
         target = torch.zeros_like(x) if move_target is None else move_target
         return solve_covariance(logits, k, target if move is None else target - _bend(logits, k, move, x))
 
@@ -70,7 +71,7 @@ class _Solve(Function):
 def in_front(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> list[Tensor]:
     """The batch as one more leading dimension of rows, of all tensors."""
     pairs = zip(tensors, in_dims, strict=True)
-    moved = [x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0) for x, dim in pairs]
+    moved = [x.expand(info.batch_size, *x.shape).contiguous() if dim is None else x.movedim(dim, 0) for x, dim in pairs]
     most = max(x.ndim for x in moved)
     return [x.reshape(x.shape[0], *[1] * (most - x.ndim), *x.shape[1:]) for x in moved]
 
@@ -79,6 +80,7 @@ def _bend(logits: Tensor, k: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """The derivative of ``Cov b`` along ``a``: the third cumulants, contracted with both; symmetric in them."""
     free = logits.isfinite()
     a, b = torch.where(free, a, 0.0), torch.where(free, b, 0.0)
+    logits = logits.clone()  # a dual tensor cannot be made of an expanded one
 
     def covariance(point: Tensor) -> Tensor:
         return torch.func.jvp(lambda x: marginals(x, k).probs, (point,), (b,))[1]

@@ -18,7 +18,7 @@ from torch import Tensor, is_grad_enabled
 from torch.autograd.function import Function
 
 from khot import kernels
-from khot._tensors import Number, column, in_forward_mode, is_recorded, work_dtype
+from khot._tensors import Number, column, in_forward_mode, is_recorded, nests, without_tangent, work_dtype
 from khot.primitives.threshold.family import Family
 from khot.primitives.threshold.rows import LOCAL, Rows
 from khot.primitives.threshold.solve import solve_rows
@@ -142,8 +142,9 @@ class _Rule(Function):
         return _Rule.apply(scores, k, tau, family, True), (0, 0)
 
     @staticmethod
+    @nests
     def jvp(ctx: Any, d_scores: Tensor | None, d_k: Tensor | None, d_tau: Tensor | None, *_: None) -> tuple[Tensor, None]:
-        y, t, *rest = ctx.saved_tensors
+        y, t, *rest = map(without_tangent, ctx.saved_tensors)
         scores, tau = rest if rest else (None, ctx.tau)
         v = _slope(y, ctx.family)
         move = torch.zeros_like(y) if d_scores is None else d_scores / tau
