@@ -54,7 +54,8 @@ def run(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_laws_hold_for_what_was_added(copy: Path) -> None:
-    files = ["tests/test_laws.py", "tests/test_errors.py", "tests/test_designs.py", "tests/test_loss.py", "tests/test_modules.py"]
+    laws = ["tests/test_laws.py", "tests/test_laws_edges.py", "tests/test_laws_calculus.py"]
+    files = [*laws, "tests/test_errors.py", "tests/test_designs.py", "tests/test_loss.py", "tests/test_modules.py"]
     new = "mine or cosine or uniform or soft_only"
     done = run(copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *files, "-k", f"({new}) and not compiles")
     assert done.returncode == 0, done.stdout[-3000:]

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 import khot
 from khot.registry import RELAXATIONS, Relaxation
-from tests.test_laws import spaced
+from tests.laws import spaced
 
 ROWS = [row for row in RELAXATIONS.values() if row.deterministic]
 MATRICES = [row for row in ROWS if row.matrix is not None]

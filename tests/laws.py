@@ -1,0 +1,39 @@
+"""What the laws share: the rows of the registry, by their flags, and scores to try them on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import khot
+from khot.registry import RELAXATIONS, Relaxation
+
+ROWS = list(RELAXATIONS.values())
+MATRICES = [row for row in ROWS if row.matrix is not None]
+DETERMINISTIC = [row for row in ROWS if row.deterministic]
+EPS = torch.finfo(torch.float64).eps
+
+
+def rows_that(flag: str, rows: list[Relaxation] = ROWS) -> list[Relaxation]:
+    return [row for row in rows if getattr(row, flag)]
+
+
+def law(rows: list[Relaxation]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("op", rows, ids=str)
+
+
+def make(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale).to(dtype)
+
+
+def topk(op: Relaxation, scores: Tensor, k: float | Tensor, tau: float | Tensor = 1.0, **options: object) -> Tensor:
+    torch.manual_seed(0)  # for the methods that draw
+    return khot.soft_topk(scores, k, tau, method=op.name, **options)
+
+
+def spaced(*shape: int) -> Tensor:
+    """Scores far enough apart that a finite difference crosses no kink."""
+    n = shape[-1]
+    order = torch.stack([torch.randperm(n, generator=torch.Generator().manual_seed(i)) for i in range(torch.Size(shape[:-1]).numel())])
+    return (order.double() * 0.37 + torch.arange(n) * 0.013).reshape(shape)
