@@ -31,7 +31,7 @@ def topk_mask(scores: Tensor, k: Number, *, largest: bool = True, dim: int = -1)
         tensor([0., 1., 0., 1.])
     """
     check(scores, k, dim=dim)
-    _check_whole_values(k)
+    check_whole_values(k)
     x = scores.detach() if largest else -scores.detach()
     last = dim in (-1, x.ndim - 1)
     count = k.detach().to(x.device).expand(x.movedim(dim, -1).shape[:-1]).unsqueeze(-1) if isinstance(k, Tensor) else int(k)
@@ -117,14 +117,7 @@ def gather_topk(x: Tensor, mask: Tensor, k: int, *, dim: int = -2) -> Gathered:
         tensor([[6., 7.],
                 [2., 3.]])
     """
-    if not isinstance(x, Tensor):
-        raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
-    if not -x.ndim <= dim < x.ndim:
-        raise ValueError(f"dim must be between {-x.ndim} and {x.ndim - 1} for x of shape {tuple(x.shape)}, got {dim}")
-    items = dim % x.ndim
-    check_scores(mask, name="mask")
-    if mask.shape != x.shape[: items + 1]:
-        raise ValueError(f"mask must have shape {tuple(x.shape[: items + 1])}, x's shape up to dim={dim}, got {tuple(mask.shape)}")
+    items = check_items(x, mask, dim)
     check_k(k, mask, fractional=False)
     indices = largest_indices(mask, int(k))
     trailing = x.ndim - items - 1
@@ -135,7 +128,21 @@ def gather_topk(x: Tensor, mask: Tensor, k: int, *, dim: int = -2) -> Gathered:
     return Gathered(values, indices)
 
 
-def _check_whole_values(k: Number) -> None:
+def check_items(x: Tensor, mask: Tensor, dim: int) -> int:
+    """Which dimension of ``x`` holds the items; raises where the mask does not belong to them."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
+    if not -x.ndim <= dim < x.ndim:
+        raise ValueError(f"dim must be between {-x.ndim} and {x.ndim - 1} for x of shape {tuple(x.shape)}, got {dim}")
+    items = dim % x.ndim
+    check_scores(mask, name="mask")
+    if mask.shape != x.shape[: items + 1]:
+        raise ValueError(f"mask must have shape {tuple(x.shape[: items + 1])}, x's shape up to dim={dim}, got {tuple(mask.shape)}")
+    return items
+
+
+def check_whole_values(k: Number) -> None:
+    """Raise where ``k`` is no whole number."""
     whole = bool((k == k.round()).all()) if isinstance(k, Tensor) and readable(k) else isinstance(k, Tensor) or k == int(k)
     if not whole:
         raise ValueError(f"k must be a whole number for a hard mask, got {k}; round it first")

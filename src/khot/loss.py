@@ -11,6 +11,7 @@ from khot._tensors import Number, column, readable, work_dtype
 from khot.checks import check_options, check_scores, check_tau, door
 from khot.primitives.threshold.autograd import solve_mask
 from khot.primitives.threshold.family import Family
+from khot.primitives.threshold.rows import LOCAL, Rows
 from khot.registry import RELAXATIONS, find_method
 
 
@@ -93,11 +94,19 @@ def topk_loss(
         tensor(0.0003)
     """
     check_scores(scores, dim)
+    check_reduction(reduction)
+    family = threshold_family(method, options)
+    goal = as_mask(target, scores, dim)
+    loss = _loss(scores, goal.sum(-1), tau, dim=dim, goal=goal, family=family)
+    return reduce_rows(loss, reduction)
+
+
+def check_reduction(reduction: str) -> None:
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
-    family = threshold_family(method, options)
-    goal = _as_mask(target, scores, dim)
-    loss = _loss(scores, goal.sum(-1), tau, dim=dim, goal=goal, family=family)
+
+
+def reduce_rows(loss: Tensor, reduction: str) -> Tensor:
     return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
 
 
@@ -111,7 +120,7 @@ def threshold_family(method: str, options: dict[str, Any]) -> Family:
     return row.family(**options)
 
 
-def _as_mask(target: Tensor, scores: Tensor, dim: int) -> Tensor:
+def as_mask(target: Tensor, scores: Tensor, dim: int) -> Tensor:
     """The target as a mask along the last dimension, in float32 or better."""
     if not isinstance(target, Tensor):
         raise TypeError(f"target must be a torch.Tensor, got {type(target).__name__}; wrap it in torch.as_tensor(...)")
@@ -138,13 +147,16 @@ def _value_of(scores: Tensor, k: Number, tau: Number, *, family: Family) -> Tens
     return (_product(scores, y) + family.entropy(y) * column(tau, scores)).sum(-1)
 
 
-def _loss_of(scores: Tensor, k: Number, tau: Number, *, goal: Tensor, family: Family) -> Tensor:
-    y = solve_mask(scores, k, tau, family)
-    return (_product(scores, y - goal) + (family.entropy(y) - family.entropy(goal)) * column(tau, scores)).sum(-1)
+def loss_of_rows(scores: Tensor, k: Number, tau: Number, *, goal: Tensor, family: Family, rows: Rows = LOCAL) -> Tensor:
+    """The loss of every row, behind the checks."""
+    y = solve_mask(scores, k, tau, family, rows)
+    over = column(tau, scores)
+    over = rows.shared(over) if isinstance(over, Tensor) else over
+    return rows.rough(_product(scores, y - goal) + (family.entropy(y) - family.entropy(goal)) * over)[0].squeeze(-1)
 
 
 _value = door(_value_of, name="topk_value", options=None, native_half=False, fractional=True, reduces=True)
-_loss = door(_loss_of, name="topk_loss", options=None, native_half=False, fractional=True, reduces=True)
+_loss = door(loss_of_rows, name="topk_loss", options=None, native_half=False, fractional=True, reduces=True)
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:

@@ -122,10 +122,7 @@ def _draw_soft(
             return drawn
     lost = soft.isnan().any(-1, keepdim=True)
     soft = soft.masked_fill(lost, 0.0)
-    total = soft.sum(-1, keepdim=True, dtype=wide_dtype(soft))
-    wanted = torch.as_tensor(k, dtype=total.dtype, device=soft.device).detach().expand(soft.shape[:-1]).unsqueeze(-1)
-    # Where fewer than k items take part, all of them are drawn.
-    wanted = torch.where((total - wanted).abs() < 0.5, wanted, total.round())
+    wanted = wanted_size(soft.sum(-1, keepdim=True, dtype=wide_dtype(soft)), k)
     size = wanted.ceil()
     if isinstance(k, int) or readable(size) and bool((size == wanted).all()):
         out = _draw(row, soft, size.long(), generator, num_samples, options)
@@ -141,6 +138,12 @@ def _shape(row: Design, probs: Tensor, num_samples: int | None, options: dict[st
     if num_samples is not None and num_samples < 0:
         raise ValueError(f"num_samples must be at least 0, got {num_samples}")
     return probs.shape if num_samples is None else torch.Size((num_samples, *probs.shape))
+
+
+def wanted_size(total: Tensor, k: Number) -> Tensor:
+    """How many to draw of rows that sum to ``total``; where fewer than ``k`` items take part, all of them are drawn."""
+    wanted = torch.as_tensor(k, dtype=total.dtype, device=total.device).detach().expand(total.shape[:-1]).unsqueeze(-1)
+    return torch.where((total - wanted).abs() < 0.5, wanted, total.round())
 
 
 def _draw(
@@ -161,15 +164,16 @@ def _work(probs: Tensor, dim: int) -> Tensor:
 
 def check_probs(probs: Tensor, k: int | None = None, *, eps: float = _SINGLE, whole: bool = True) -> Tensor:
     """The whole numbers ``(..., 1)`` that the rows sum to; raises where ``probs`` are no probabilities or do not sum to them."""
-    _check_range(probs)
+    check_range(probs)
     total = probs.detach().sum(-1, keepdim=True, dtype=wide_dtype(probs))
     size = total.round().long() if k is None else torch.full_like(total, k, dtype=torch.long)
     if whole and readable(total):
-        _check_sum(total, size, max(eps, _SINGLE), probs.shape[-1], k)
+        check_sum(total, size, eps, probs.shape[-1], k)
     return size
 
 
-def _check_range(probs: Tensor) -> None:
+def check_range(probs: Tensor) -> None:
+    """Raise where ``probs`` are no probabilities."""
     if not readable(probs) or probs.numel() == 0:
         return
     low, high = probs.detach().aminmax()  # both nan if there is one
@@ -179,10 +183,11 @@ def _check_range(probs: Tensor) -> None:
         raise ValueError(f"probs must lie in [0, 1], got values from {low:g} to {high:g}; sample_topk(scores, k) takes any scores")
 
 
-def _check_sum(total: Tensor, size: Tensor, eps: float, n: int, k: int | None) -> None:
+def check_sum(total: Tensor, size: Tensor, eps: float, n: int, k: int | None) -> None:
+    """Raise where rows of ``n`` probabilities of precision ``eps`` that sum to ``total`` do not sum to ``size``."""
     if k is not None and not 0 <= k <= n:
         raise ValueError(f"k must be between 0 and n={n}, got {k}")
-    allowed = (_ROUNDINGS * eps * total.clamp(min=1)).clamp(max=0.25 if k is None else 0.5)
+    allowed = (_ROUNDINGS * max(eps, _SINGLE) * total.clamp(min=1)).clamp(max=0.25 if k is None else 0.5)
     off = (total - size).abs() > allowed
     if bool(off.any()):
         worst = total[off][0].item()

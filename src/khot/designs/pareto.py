@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Generator, Tensor
 
 from khot.designs._common import largest, logit, uniform
+from khot.primitives.threshold.rows import LOCAL, Rows
 from khot.registry import design
 
 
@@ -33,9 +34,14 @@ def pareto(probs: Tensor, k: Tensor, *, generator: Generator | None = None, adju
         >>> pareto(torch.tensor([0.5, 0.5, 1.0, 0.0]), torch.tensor([2])).sum()
         tensor(2.)
     """
+    return largest(pareto_keys(probs, generator, adjusted), k)
+
+
+def pareto_keys(probs: Tensor, generator: Generator | None, adjusted: bool, rows: Rows = LOCAL) -> Tensor:
+    """What :func:`pareto` takes the largest of: the ranks with their sign turned."""
     keys = logit(probs) - logit(uniform(probs, generator))
-    if adjusted:
-        spread = probs * (1 - probs)
-        # The term is an expansion in 1/d; below 1 it would overrule the probabilities.
-        keys = keys - spread * (probs - 0.5) / spread.sum(-1, keepdim=True).square().clamp(min=1.0)
-    return largest(keys, k)
+    if not adjusted:
+        return keys
+    spread = probs * (1 - probs)
+    # The term is an expansion in 1/d; below 1 it would overrule the probabilities.
+    return keys - spread * (probs - 0.5) / rows.rough(spread)[0].square().clamp(min=1.0)

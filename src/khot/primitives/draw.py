@@ -23,10 +23,14 @@ def draw(design: str, probs: Tensor, k: Number, *, generator: Generator | None =
             with ``k`` as the mean. A row whose sum is off by more than half draws its own sum, rounded.
         order: ``"random"`` or ``"fixed"``.
     """
-    if order not in ("random", "fixed"):
-        raise ValueError(f"order must be 'random' or 'fixed', got {order!r}")
+    check_order(order)
     native = kernels.pick("draw", probs, k)
     if native is None:
         return None
     seed = int(torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu", generator=generator))
     return native(design, probs, k, seed, shuffled=order == "random")
+
+
+def check_order(order: str) -> None:
+    if order not in ("random", "fixed"):
+        raise ValueError(f"order must be 'random' or 'fixed', got {order!r}")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from khot._tensors import readable, wide_dtype
+from khot.primitives.threshold.rows import LOCAL, Rows
 
 _MAGIC = 0x4330000000000000  # the bits of 2.0 ** 52: a double in [2^52, 2^53] is these plus its distance from 2^52
 
@@ -39,8 +40,7 @@ def fixed_point(probs: Tensor, k: Tensor) -> FixedPoint:
         True
     """
     bits = min(52, 62 - probs.shape[-1].bit_length())
-    wide, room = _spread_in_place(probs.detach().to(wide_dtype(probs), copy=True), k)
-    units = _round(wide.mul_(2.0**bits))
+    units, room = units_of(probs, k, bits)
     lack = (k.long() << bits) - units.sum(-1, keepdim=True)
     place = room.max(-1, keepdim=True).indices
     moved = units.gather(-1, place) + lack
@@ -50,15 +50,22 @@ def fixed_point(probs: Tensor, k: Tensor) -> FixedPoint:
     return FixedPoint(_absorb(units, lack, bits), bits)
 
 
+def units_of(probs: Tensor, k: Tensor, bits: int, rows: Rows = LOCAL) -> tuple[Tensor, Tensor]:
+    """Units that sum to ``k`` but for the rounding of each item, and how much room the items have."""
+    wide, room = _spread_in_place(probs.detach().to(wide_dtype(probs), copy=True), k, rows)
+    return _round(wide.mul_(2.0**bits)), room
+
+
 def spread(probs: Tensor, k: Tensor) -> Tensor:
     """``probs`` in the wide dtype, moved by rounding only, so that rows sum to ``k``; 0 and 1 stay. Its gradient is that of ``probs``."""
     wide = probs.to(wide_dtype(probs))
     return wide + (_spread_in_place(wide.detach().clone(), k)[0] - wide.detach())
 
 
-def _spread_in_place(wide: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+def _spread_in_place(wide: Tensor, k: Tensor, rows: Rows = LOCAL) -> tuple[Tensor, Tensor]:
     room = torch.addcmul(wide, wide, wide, value=-1)
-    step = (k - wide.sum(-1, keepdim=True)) / room.sum(-1, keepdim=True)
+    total, spare = rows.rough(wide, room)
+    step = (k - total) / spare
     return wide.addcmul_(room, step.nan_to_num(0.0).clamp(-1, 1)).clamp_(0, 1), room
 
 
@@ -69,8 +76,23 @@ def _round(values: Tensor) -> Tensor:
 
 def _absorb(units: Tensor, lack: Tensor, bits: int) -> Tensor:
     """Give what is lacking to the first items with room, or take it from the first that have it."""
+    nothing = torch.zeros_like(lack)
+    return absorbed(units, lack, bits, (nothing, nothing, nothing)).diff()
+
+
+def absorbed(units: Tensor, lack: Tensor, bits: int, before: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """The cumulative sums with what is lacking absorbed, ``(..., n + 1)``: one entry in front of the items, one behind each.
+
+    Args:
+        units: ``(..., n)``, the items here.
+        lack: ``(..., 1)``, of the whole row.
+        bits: of the unit.
+        before: of the items of the row that stand before these: the sum, how many are above 0, how many are 1.
+    """
+    start = units.new_zeros((*units.shape[:-1], 1))
+    sums, some, full = (
+        torch.cat((start, part), -1).cumsum(-1) + ahead
+        for part, ahead in zip((units, (units > 0).long(), (units == 1 << bits).long()), before, strict=True)
+    )
     # Least and most that the first i items can hold. The increments of a maximum or minimum of two such sums lie between theirs.
-    most = (units > 0).cumsum(-1) << bits
-    least = (units == 1 << bits).cumsum(-1) << bits
-    cumulative = torch.minimum(torch.maximum(units.cumsum(-1).add_(lack), least), most)
-    return cumulative.diff(prepend=torch.zeros_like(lack))
+    return torch.minimum(torch.maximum(sums + lack, full << bits), some << bits)

@@ -24,17 +24,19 @@ from khot.primitives.threshold.rows import LOCAL, Rows
 from khot.primitives.threshold.solve import solve_rows
 
 
-def solve_mask(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor:
+def solve_mask(scores: Tensor, k: Number, tau: Number, family: Family, rows: Rows = LOCAL) -> Tensor:
     """``(..., n) -> (..., n)``, differentiable in ``scores``, ``k`` and ``tau``."""
     k = column(k, scores) if isinstance(k, Tensor) else float(k)
     tau = column(tau, scores) if isinstance(tau, Tensor) else float(tau)
+    if rows is not LOCAL:
+        return _Rule.apply(scores, k, tau, family, False, rows)[0]
     return solve_columns(scores, k, tau, family)
 
 
 def solve_columns(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor:
     """:func:`solve_mask` with ``k`` and ``tau`` already numbers or ``(..., 1)`` columns."""
     if in_forward_mode():
-        return _Rule.apply(scores, k, tau, family, True)[0]
+        return _Rule.apply(scores, k, tau, family, True, LOCAL)[0]
     native = kernels.pick("threshold", family.name, scores, k, tau)
     if native is not None:
         if is_grad_enabled() and (scores.requires_grad or _learns(k, tau)):
@@ -42,7 +44,7 @@ def solve_columns(scores: Tensor, k: Number, tau: Number, family: Family) -> Ten
         return native.forward(scores, k, tau, family.name, shift=False)[0]
     if is_recorded():
         return _by_operator(scores, k, tau, family)
-    return _Rule.apply(scores, k, tau, family, False)[0]
+    return _Rule.apply(scores, k, tau, family, False, LOCAL)[0]
 
 
 def _by_operator(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor:
@@ -110,12 +112,12 @@ class _Rule(Function):
     """Mask and threshold, with ``k`` and ``tau`` already columns, and their derivatives in both modes."""
 
     @staticmethod
-    def forward(scores: Tensor, k: Number, tau: Number, family: Family, native: bool) -> tuple[Tensor, Tensor]:
-        return mask_and_shift(scores, k, tau, family, native=native)
+    def forward(scores: Tensor, k: Number, tau: Number, family: Family, native: bool, rows: Rows) -> tuple[Tensor, Tensor]:
+        return mask_and_shift(scores, k, tau, family, rows, native=native)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        scores, _, tau, ctx.family, _ = inputs
+        scores, _, tau, ctx.family, _, ctx.rows = inputs
         y, t = output
         ctx.mark_non_differentiable(t)
         learns_tau = isinstance(tau, Tensor)
@@ -128,10 +130,12 @@ class _Rule(Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         y, t, *rest = ctx.saved_tensors
         scores, tau = rest if rest else (None, ctx.tau)
-        return *gradients(grad, y, scores, t, tau, ctx.family, *ctx.needs_input_grad[1:3]), None
+        return *gradients(grad, y, scores, t, tau, ctx.family, *ctx.needs_input_grad[1:3], ctx.rows), None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], scores: Tensor, k: Number, tau: Number, family: Family, native: bool) -> Any:
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], scores: Tensor, k: Number, tau: Number, family: Family, native: bool, rows: Rows
+    ) -> Any:
         def front(value: Any, dim: int | None) -> Any:
             return value if dim is None else value.movedim(dim, 0)
 
@@ -139,7 +143,7 @@ class _Rule(Function):
             scores = scores.expand(info.batch_size, *scores.shape)
         scores, k, tau = front(scores, in_dims[0]), front(k, in_dims[1]), front(tau, in_dims[2])
         # Without the batch level native code may run.
-        return _Rule.apply(scores, k, tau, family, True), (0, 0)
+        return _Rule.apply(scores, k, tau, family, True, rows), (0, 0)
 
     @staticmethod
     @nests
@@ -150,31 +154,40 @@ class _Rule(Function):
         move = torch.zeros_like(y) if d_scores is None else d_scores / tau
         if d_tau is not None and scores is not None:
             move = move - d_tau / tau**2 * _distance(scores, t)
-        lift = -(v * move).sum(-1, keepdim=True)
-        if d_k is not None:
-            lift = lift + d_k
-        return v * (move + _divide(lift, v.sum(-1, keepdim=True))), None
+        moved, slope = ctx.rows.rough(v * move, v)
+        lift = -moved if d_k is None else d_k - moved
+        return v * (move + _divide(lift, slope)), None
 
 
 def gradients(
-    grad: Tensor, y: Tensor, scores: Tensor | None, t: Any, tau: Number, family: Family, learns_k: bool, learns_tau: bool
+    grad: Tensor,
+    y: Tensor,
+    scores: Tensor | None,
+    t: Any,
+    tau: Number,
+    family: Family,
+    learns_k: bool,
+    learns_tau: bool,
+    rows: Rows = LOCAL,
 ) -> tuple[Tensor | None, ...]:
     """The gradients in the inputs of the rules below, by a formula that can be differentiated itself."""
-    grad_u, grad_k = in_argument(grad, y, family)
+    if isinstance(tau, Tensor):
+        tau = rows.shared(tau)
+    grad_u, grad_k = in_argument(grad, y, family, rows)
     grad_scores = grad_u / tau
     grad_tau = None
     if scores is not None and learns_tau:
-        grad_tau = -(grad_scores * _distance(scores, t) / tau).sum(-1, keepdim=True)
+        grad_tau = -rows.rough(grad_scores * _distance(scores, t) / tau)[0]
     return grad_scores.to(grad.dtype), grad_k if learns_k else None, grad_tau, None
 
 
-def in_argument(grad: Tensor, y: Tensor, family: Family) -> tuple[Tensor, Tensor]:
+def in_argument(grad: Tensor, y: Tensor, family: Family, rows: Rows = LOCAL) -> tuple[Tensor, Tensor]:
     """The gradient in ``u`` and, as a column, in ``k``; differentiable itself."""
     y = y.to(work_dtype(y))
     v = _slope(y, family)
-    mean = _divide((v * grad).sum(-1, keepdim=True), v.sum(-1, keepdim=True))
+    mean = _divide(*rows.rough(v * grad, v))
     mean = mean + 0 * y[..., :1].sum(-1, keepdim=True)  # a row of nan has a gradient of nan, though its slopes may be 0
-    return v * (grad - mean), mean
+    return v * (grad - rows.shared(mean)), mean
 
 
 def _slope(y: Tensor, family: Family) -> Tensor:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from khot._tensors import Number
+from khot._tensors import Number, wide_dtype
 from khot.primitives.threshold.family import Family
 from khot.primitives.threshold.rows import Rows, pieces
 
@@ -40,31 +40,49 @@ def try_newton(x: Tensor, k: Number, tau: Number, family: Family, rows: Rows, st
         rows: the reductions over a row.
         start: where to begin, ``(..., 1)``; by default where a normal law with the row's mean and deviation has its threshold.
     """
-    size = float(x.shape[-1]) if rows.local else rows.size(x)
+    length = rows.known_length(x)
+    size = rows.size(x) if length is None else float(length)
     t = guess(x, k, size, tau, family, rows) if start is None else start
     parts = pieces(x, rows)
     search = _on_curves if family.smooth else _on_corners
-    t, s, settled = search(parts, k, size, t, tau, family, rows)
-    mask, step, total = _finish(parts, k, t, s, tau, family, rows)
+    t, s, settled, sums = search(parts, k, size, t, tau, family, rows)
+    mask, step, total = _finish(parts, k, t, s, tau, family, rows, sums)
     eps = torch.finfo(x.dtype).eps
     # The error that a last step leaves is its square. Without a continuous slope, only a step without size crosses no corner.
     small = eps**0.5 if family.smooth else 4 * eps
-    passed = settled & (step.abs() <= small) & ((total - k).abs() <= k * eps)
+    passed = settled & (step.abs() <= small) & ((total - k).abs() <= k * (eps * rows.places))
     return Tried(mask, t - (step if s is None else step + s) * tau, passed)
 
 
 def guess(x: Tensor, k: Number, size: Number, tau: Number, family: Family, rows: Rows) -> Tensor:
     """The threshold of a normal law with the mean and the variance of the row; items at -inf are left out."""
+    mean, variance, size = (_moments if rows.local else _moments_at_once)(x, size, rows)
+    centre = _inverse(family, 0.5, x)
+    reach = _inverse(family, k / size, x) - centre
+    stretch = variance.sqrt_().div_(tau).square_().mul_(_PROBIT).add_(1).sqrt_()  # tau squared may overflow
+    return (mean - centre * tau - stretch * (reach * tau)).to(x.dtype)
+
+
+def _moments(x: Tensor, size: Number, rows: Rows) -> tuple[Tensor, Tensor, Number]:
+    """Mean and variance of the items that take part, and how many those are."""
     (total,) = rows.rough(x)
     if not math.isfinite(float(total.sum())):
         total, size = rows.rough(x.nan_to_num(0.0, torch.nan, 0.0), (x > -torch.inf).to(x.dtype))
     mean = total / size
     away = x - mean
     (square,) = rows.rough((away if isinstance(size, float) else away.nan_to_num_(0.0, 0.0, 0.0)).square_())
-    centre = _inverse(family, 0.5, x)
-    reach = _inverse(family, k / size, x) - centre
-    stretch = (square / size).sqrt_().div_(tau).square_().mul_(_PROBIT).add_(1).sqrt_()  # tau squared may overflow
-    return (mean - centre * tau - stretch * (reach * tau)).to(x.dtype)
+    return mean, square / size, size
+
+
+def _moments_at_once(x: Tensor, size: Number, rows: Rows) -> tuple[Tensor, Tensor, Number]:
+    """:func:`_moments` by one reduction. The variance loses the digits that mean and squares share, which a start can do without."""
+    wide = x.to(wide_dtype(x))
+    total, square = rows.sums(wide, wide * wide)
+    if not math.isfinite(float(total.sum() + square.sum())):
+        wide = wide.nan_to_num(0.0, torch.nan, 0.0)
+        total, square, size = rows.sums(wide, wide * wide, x > -torch.inf)
+    mean = total / size
+    return mean.to(x.dtype), (square / size - mean * mean).clamp_(min=0.0).to(x.dtype), size
 
 
 def _inverse(family: Family, share: Number, x: Tensor) -> Number:
@@ -96,7 +114,7 @@ def _sums_of(x: Tensor, t: Tensor, s: Tensor | None, tau: Number, family: Family
 
 def _on_curves(
     parts: tuple[Tensor, ...], k: Number, size: Number, t: Tensor, tau: Number, family: Family, rows: Rows
-) -> tuple[Tensor, None, Tensor]:
+) -> tuple[Tensor, None, Tensor, None]:
     """Newton steps on the logit of the mean, which is nearly straight: in the tails the sum grows like exp(t)."""
     # The error after a step is about its square, and the step in the values squares that once more.
     enough = 0.5 * torch.finfo(t.dtype).eps ** 0.25
@@ -110,16 +128,20 @@ def _on_curves(
         largest = float(step.abs().max())
         if largest <= enough or i >= 2 and _nearly_all(step.abs() <= enough):
             break
-    return t, None, step.abs() <= enough
+    return t, None, step.abs() <= enough, None
 
 
 def _on_corners(
     parts: tuple[Tensor, ...], k: Number, size: Number, t: Tensor, tau: Number, family: Family, rows: Rows
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Newton steps that stay between the points already seen, as the slope says little beyond the next corner."""
+) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """Newton steps that stay between the points already seen, as the slope says little beyond the next corner.
+
+    The last result is the sum and the slope at the point returned, so that they need not be taken again.
+    """
     enough = 4 * torch.finfo(t.dtype).eps
     low, high = torch.full_like(t, -torch.inf), torch.full_like(t, torch.inf)
     s, settled = torch.zeros_like(t), torch.zeros_like(t, dtype=torch.bool)
+    total = slope = t
     for i in range(_ROUNDS):
         total, slope = _sums(parts, t, s, tau, family, rows)
         over = total > k
@@ -136,7 +158,7 @@ def _on_corners(
         # What rounding took from the step to the next threshold stays in s.
         s = torch.where(sound, step + s - (t.to(step.dtype) - there) / tau, 0.0).to(t.dtype)
         t = torch.where(sound, there, (low + high) / 2)
-    return t, s, settled
+    return t, s, settled, (total, slope)
 
 
 def _nearly_all(settled: Tensor) -> bool:
@@ -144,17 +166,28 @@ def _nearly_all(settled: Tensor) -> bool:
 
 
 def _finish(
-    parts: tuple[Tensor, ...], k: Number, t: Tensor, s: Tensor | None, tau: Number, family: Family, rows: Rows
+    parts: tuple[Tensor, ...],
+    k: Number,
+    t: Tensor,
+    s: Tensor | None,
+    tau: Number,
+    family: Family,
+    rows: Rows,
+    known: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The mask with a last Newton step in the values themselves, that step, and what the mask sums to."""
+    """The mask with a last Newton step in the values themselves, that step, and what the mask sums to.
+
+    ``known`` is what the squashed row sums to and its slopes, where the search has them already.
+    """
     values, slopes, sums = [], [], []
     for part in parts:
         u = argument(part, t, s, tau)
         values.append(family.f(u))
         slopes.append(family.slope_at(u, values[-1]))
-        sums.append((*rows.sums(values[-1]), *rows.rough(slopes[-1])) if rows.local else rows.sums(values[-1], slopes[-1]))
-    missing, slope = k - torch.stack([a for a, _ in sums]).sum(0), torch.stack([b for _, b in sums]).sum(0)
-    step = (missing / slope).to(t.dtype)
+        if known is None:
+            sums.append((*rows.sums(values[-1]), *rows.rough(slopes[-1])) if rows.local else rows.sums(values[-1], slopes[-1]))
+    total, slope = known or (torch.stack([a for a, _ in sums]).sum(0), torch.stack([b for _, b in sums]).sum(0))
+    step = ((k - total) / slope).to(t.dtype)
     values = [y.addcmul_(v, step).clamp_(0, 1) for y, v in zip(values, slopes, strict=True)]
     total = torch.stack([rows.sums(y)[0] for y in values]).sum(0)
     return values[0] if len(values) == 1 else torch.cat(values, -1), step, total

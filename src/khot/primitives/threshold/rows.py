@@ -26,11 +26,18 @@ class Rows:
         kth: the ``rank``-th largest of every row, ``rank`` a ``(..., 1)`` column of whole numbers; without it, it is counted for with
             ``sums`` alone.
         local: the row is all here: a part of it may stand for it, and it may be taken piece by piece.
+        places: over how many places a row is spread; a sum over them rounds once more for each.
+        length: how many items a row has in all places, where that is known without a reduction.
+        shared: marks a column that every place has the same copy of, where it meets the items of one place: going back, what the
+            places found is added up.
     """
 
     sums: Callable[..., tuple[Tensor, ...]]
     kth: Callable[[Tensor, Tensor], Tensor] | None = None
     local: bool = False
+    places: int = 1
+    length: int | None = None
+    shared: Callable[[Tensor], Tensor] = lambda column: column
 
     def rough(self, *values: Tensor) -> tuple[Tensor, ...]:
         """:attr:`sums`, where a sum in the values' own dtype will do."""
@@ -40,9 +47,18 @@ class Rows:
 
     def size(self, x: Tensor) -> Tensor:
         """How many items a row has, as a ``(..., 1)`` column."""
-        if self.local:
-            return torch.full((*x.shape[:-1], 1), float(x.shape[-1]), dtype=wide_dtype(x), device=x.device)
-        return self.sums(torch.ones_like(x))[0]
+        length = self.known_length(x)
+        if length is None:
+            return self.sums(torch.ones_like(x))[0]
+        return torch.full((*x.shape[:-1], 1), float(length), dtype=wide_dtype(x), device=x.device)
+
+    def known_length(self, x: Tensor) -> int | None:
+        """How many items a row has, or ``None`` where only a reduction can tell."""
+        return x.shape[-1] if self.local else self.length
+
+    def empty(self, x: Tensor) -> bool:
+        """Whether there are no rows, or rows that have no item in any place. All places come to the same answer."""
+        return 0 in x.shape[:-1] or self.known_length(x) == 0
 
     def largest(self, x: Tensor, rank: Tensor) -> Tensor:
         """The ``rank``-th largest of every row."""

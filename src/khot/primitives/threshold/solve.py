@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from khot._tensors import Number, readable, wide_dtype
+from khot._tensors import Number, is_bare, readable, wide_dtype
 from khot.primitives.threshold.bracket import Solved, solve_bracket
 from khot.primitives.threshold.family import Family
 from khot.primitives.threshold.quick import try_newton
@@ -39,7 +39,9 @@ def solve_rows(x: Tensor, k: Number, tau: Number, family: Family, rows: Rows = L
         tau = tau.to(x.dtype).expand(*x.shape[:-1], 1)
     if isinstance(k, Tensor):
         k = k.to(wide_dtype(x)).expand(*x.shape[:-1], 1)
-    if not readable(x) or not x.numel():
+    # A reduction over processes waits for them in any case, so that values may be read behind it on every device.
+    reads = readable(x) if rows.local else is_bare(x)
+    if not reads or rows.empty(x):
         return solve_bracket(x, _as_column(k, x), tau, family, rows)
     if not rows.local or x.numel() < 2 * CACHE or x.numel() == x.shape[-1]:
         return _solve_read(x, k, tau, family, rows)

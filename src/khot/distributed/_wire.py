@@ -1,0 +1,94 @@
+"""What crosses between processes: sums of columns, and a few columns of every rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import Function
+
+from khot.primitives.threshold.rows import LOCAL, Rows, wide_sum
+
+
+class _Total(Function):
+    """The sum over ranks, one quantity that all of them know: its gradient is the same everywhere and is that of every term."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:
+        out = part.clone(memory_format=torch.contiguous_format)
+        if out.numel():
+            dist.all_reduce(out, group=group)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+class _Shared(Function):
+    """One quantity handed to every rank: its gradient is the sum of what the ranks found. The adjoint of :class:`_Total`."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _Shared.apply(_Total.apply(grad, ctx.group), ctx.group), None
+
+
+@dataclass(frozen=True)
+class Wire:
+    """The processes that share the rows.
+
+    Attributes:
+        group: the process group.
+        rank: this process's place in it.
+        lengths: how many items of a row every rank has.
+        seed: a random number that all ranks know, drawn by the first.
+    """
+
+    group: Any
+    rank: int
+    lengths: tuple[int, ...]
+    seed: int
+
+    @property
+    def length(self) -> int:
+        """How many items a row has in all."""
+        return sum(self.lengths)
+
+    @property
+    def offset(self) -> int:
+        """The place in the whole row of the first item here."""
+        return sum(self.lengths[: self.rank])
+
+    @property
+    def alone(self) -> bool:
+        return len(self.lengths) == 1
+
+    @property
+    def rows(self) -> Rows:
+        """The reductions over rows that all ranks share; all sums of one call go out as one all-reduce."""
+        return LOCAL if self.alone else Rows(sums=self._sums, places=len(self.lengths), length=self.length, shared=self._shared)
+
+    def total(self, part: Tensor) -> Tensor:
+        """The sum over ranks, differentiable."""
+        return part if self.alone else _Total.apply(part, self.group)
+
+    def gather(self, part: Tensor) -> Tensor:
+        """The tensors of all ranks, stacked in front; they have one shape. Without gradient."""
+        parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in self.lengths]
+        if part.numel():
+            dist.all_gather(parts, part.contiguous(), group=self.group)
+        return torch.stack(parts)
+
+    def _sums(self, *values: Tensor) -> tuple[Tensor, ...]:
+        return self.total(torch.stack([wide_sum(value) for value in values])).unbind(0)
+
+    def _shared(self, column: Tensor) -> Tensor:
+        return _Shared.apply(column, self.group)
