@@ -54,6 +54,12 @@ def objective(z: Tensor) -> Tensor:
     return z @ WEIGHTS
 
 
+def made(build: Callable[[], torch.nn.Module]) -> torch.nn.Module:
+    """A module made under torch's own defaults, the same every time, to be run under others."""
+    torch.manual_seed(0)
+    return build().eval()
+
+
 def public() -> dict[str, Callable[[Tensor], Any]]:
     """Everything public, as a function of float32 scores."""
     calls: dict[str, Callable[[Tensor], Any]] = {
@@ -71,6 +77,10 @@ def public() -> dict[str, Callable[[Tensor], Any]]:
         "delta": lambda s: khot.linear_bounds.delta(s - 0.1, s + 0.1).upper_slope,
         "topk_value": lambda s: khot.topk_value(s, 2),
         "topk_inverse": lambda s: khot.topk_inverse(s.sigmoid()),
+        "log_soft_topk": lambda s: khot.log_soft_topk(s, 2),
+        "log_soft_topk(entmax)": lambda s: khot.log_soft_topk(s, 2, 4.0, method="entmax").exp(),
+        "select_topk_with_indices": lambda s: khot.select_topk_with_indices(ROWS, s, 2).values,
+        "entmax_topk(alpha)": lambda s: khot.entmax_topk(s, 2, alpha=s.new_tensor([1.2, 1.8])),
         "topk_loss": lambda s: khot.topk_loss(s, TARGET),
         "sample_topk": lambda s: khot.sample_topk(s, 2),
         "DifferentiableTopK": lambda s: khot.nn.DifferentiableTopK(2)(s),
@@ -78,6 +88,13 @@ def public() -> dict[str, Callable[[Tensor], Any]]:
         "SampleTopK": lambda s: khot.nn.SampleTopK(2)(s),
         "TopKLoss": lambda s: khot.nn.TopKLoss()(s, TARGET),
     }
+    selector, learned = made(lambda: khot.nn.FeatureSelector(6, 2)), made(lambda: khot.nn.LearnedK(6, 2.0))
+    calls["FeatureSelector"] = lambda s: selector(s)
+    calls["LearnedK"] = lambda s: learned(s)
+    image = torch.linspace(-1, 1, 28 * 28, dtype=torch.float32).view(1, 1, 28, 28)
+    for name in khot.models.MODELS:
+        model = made(lambda name=name: khot.models.create_model(name, preset="tiny", depth=2))
+        calls[f"models.{name}"] = lambda s, model=model: model(image + 0 * s.sum())
     for name, row in RELAXATIONS.items():
         calls[f"soft_topk[{name}]"] = lambda s, name=name: khot.soft_topk(s, 2, 0.5, method=name)
         if row.matrix is not None:

@@ -111,7 +111,9 @@ class _State(NamedTuple):
 
 def _all_there(batch: int, tokens: int, device: torch.device) -> _State:
     members = torch.ones(batch, tokens, dtype=WORK, device=device)
-    return _State(members, torch.zeros_like(members[:, 0]), torch.arange(tokens - 1, device=device).expand(batch, -1), True)
+    return _State(
+        members, torch.zeros_like(members[:, 0]), torch.arange(tokens - 1, dtype=torch.long, device=device).expand(batch, -1), True
+    )
 
 
 class _Heads(NamedTuple, Generic[Bound]):

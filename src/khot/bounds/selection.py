@@ -123,7 +123,7 @@ def kth_best(x: Bound, scores: Bound, k: int) -> Bound:
     """
     _check(x, scores, k)
     ranks = rank_bounds(scores)
-    place = torch.arange(1, k + 1, device=x.lower.device).view(1, -1, 1)
+    place = torch.arange(1, k + 1, dtype=torch.long, device=x.lower.device).view(1, -1, 1)
     can = (ranks.lower.unsqueeze(1) <= place) & (ranks.upper.unsqueeze(1) >= place)  # (B, k, N)
     box = Box(
         torch.where(can.unsqueeze(-1), x.lower.unsqueeze(1), torch.inf).amin(2),
@@ -163,7 +163,7 @@ def enumerate_cases(x: Bound, scores: Bound, k: int) -> Iterator[tuple[Tensor, B
     if len(open_) > MOST_UNDECIDED:
         raise ValueError(f"at most {MOST_UNDECIDED} undecided items can be enumerated, got {len(open_)}; use topk, which needs no cases")
     for more in combinations(open_, int(found.rest[0])):
-        index = torch.tensor([sorted([*sure, *more])], device=x.lower.device)
+        index = torch.tensor([sorted([*sure, *more])], dtype=torch.long, device=x.lower.device)
         yield index, gather(x, index)
 
 
