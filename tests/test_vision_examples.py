@@ -71,3 +71,13 @@ def test_token_reduction(digits: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert all(row["macs"] < rows[0]["macs"] for row in rows[1:])
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
     assert "cls attention, fused" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_certified_pruning(digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--quick", "--data_dir", str(digits), "--weights", str(tmp_path / "vit.pt"), "--figure", str(tmp_path / "figure.png")]
+    rows = example("certified_pruning").main(arguments)
+    assert {(row["net"], row["domain"]) for row in rows} == {("pruned", "affine"), ("pruned", "box"), ("full", "affine")}
+    assert all(row["refuted"] == 0 and row["images"] == 2 for row in rows)
+    assert (tmp_path / "figure.png").stat().st_size > 10_000 and (tmp_path / "vit.pt").exists()
+    assert "block 0" in capsys.readouterr().out
