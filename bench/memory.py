@@ -97,15 +97,15 @@ def _run(options: argparse.Namespace, record: Recorder) -> None:
     limit = options.limit or (0.25 if options.quick else 1.0)
     sure = {*BASELINES, "sigmoid", *(NATIVE if native_available() else ())}
     for shape, name in progress(cases, "memory"):
-        row = _case(functions[name], SHAPES[shape], limit, dear=name not in sure)
+        row = _case(functions[name], SHAPES[shape], limit, expensive=name not in sure)
         kernels = "on" if native_available() else "off"
         record.add(what=name, shape=shape, kernels=kernels, **row)
 
 
-def _case(function: Callable[[Tensor, int], Tensor], shape: tuple[int, int], limit: float, *, dear: bool) -> dict[str, Any]:
+def _case(function: Callable[[Tensor, int], Tensor], shape: tuple[int, int], limit: float, *, expensive: bool) -> dict[str, Any]:
     """Bytes, and the same as multiples of the input."""
     batch, n = shape
-    if dear and (reason := affordable(lambda b, m: function(draw_scores("normal", (b, m)), max(1, m // 16)), batch, n, limit=limit)):
+    if expensive and (reason := affordable(lambda b, m: function(draw_scores("normal", (b, m)), max(1, m // 16)), batch, n, limit=limit)):
         return {"skipped": reason}
     x, k = draw_scores("normal", shape), n // 16
     _warm(function)

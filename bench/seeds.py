@@ -100,7 +100,7 @@ def _cell(n: int, k: int, methods: list[str], costs: Costs, options: argparse.Na
     """All methods in turns, batch after batch."""
     entries: list[Entry] = []
     for method in methods:
-        if reason := _dear(method, n, k, costs, late=late):
+        if reason := _too_expensive(method, n, k, costs, late=late):
             record.add(what=method, n=n, k=k, skipped=reason)
             continue
         try:
@@ -142,7 +142,7 @@ def _again(entries: list[Entry], x: Tensor, v: Tensor, seconds: float) -> None:
             break
 
 
-def _dear(method: str, n: int, k: int, costs: Costs, *, late: bool) -> str | None:
+def _too_expensive(method: str, n: int, k: int, costs: Costs, *, late: bool) -> str | None:
     if method in PUBLISHED:
         return None
     guess = costs.foretell(method, n, k)

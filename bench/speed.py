@@ -116,7 +116,7 @@ def _time_cell(cell: Cell, methods: list[str], others: dict[str, Function], opti
     functions: dict[str, Function] = dict(BASELINES) if first else {"softmax": BASELINES["softmax"]}
     limit = options.limit or (0.25 if options.quick else 2.0 if cell.unusual == 0 else 0.25)
     for name, function in {**{name: _method(name) for name in methods}, **others}.items():
-        if (reason := _too_dear(name, function, cell.shape, cell.count, limit)) is None:
+        if (reason := _too_expensive(name, function, cell.shape, cell.count, limit)) is None:
             functions[name] = function
         else:
             record.add(**_row(cell, name, kinds[name]), skipped=reason)
@@ -150,7 +150,7 @@ def _call(function: Function, x: Tensor, k: int, mode: str) -> Callable[[], obje
 
 
 @functools.cache
-def _too_dear(name: str, function: Function, shape: str, count: str, limit: float) -> str | None:
+def _too_expensive(name: str, function: Function, shape: str, count: str, limit: float) -> str | None:
     """On plain scores: the others do not cost so much more that a bound is broken by it."""
     if name == "sigmoid" or name in NATIVE and native_available():
         return None

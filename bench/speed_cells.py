@@ -60,7 +60,7 @@ def cells(options: argparse.Namespace) -> list[Cell]:
         for dtype in chosen(options.dtypes, DTYPES, ("float32", "bfloat16", "float64"))
         for threads in chosen(options.threads, [str(i + 1) for i in range(os.cpu_count() or 1)], ("1", "2"))
     ]
-    found.sort(key=lambda cell: (cell.unusual, math.prod(SHAPES[cell.shape])))  # the dearest of a kind last
+    found.sort(key=lambda cell: (cell.unusual, math.prod(SHAPES[cell.shape])))  # the most expensive of a kind last
     asked = any((options.counts, options.dists, options.dtypes, options.threads))
     if not options.quick or asked:
         return found

@@ -99,7 +99,7 @@ def test_race_takes_turns_and_pairs_rounds() -> None:
     assert Timing([2.0, 20.0, 6.0]).ratio(Timing([1.0, 10.0, 2.0])) == 2.0
 
 
-def test_dear_call_is_not_paid_for() -> None:
+def test_expensive_call_is_not_run() -> None:
     sizes: list[int] = []
 
     def cubic(batch: int, n: int) -> None:
