@@ -97,10 +97,11 @@ def test_the_module_samples_the_smallest() -> None:
     assert "largest=False" in repr(layer) and "largest=False" in repr(khot.nn.SoftTopK(2, largest=False))
 
 
-def test_counting_exports_with_a_long_dynamic_length() -> None:
+@pytest.mark.parametrize("method", ["counting", "scaled"])
+def test_exports_with_a_long_dynamic_length(method: str) -> None:
     class Mask(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return khot.soft_topk(x, 3, 0.7, method="counting")
+            return khot.soft_topk(x, 3, 0.7, method=method)
 
     program = torch.export.export(Mask(), (scores(4, 9),), dynamic_shapes={"x": {1: torch.export.Dim("n", min=4, max=4096)}})
     assert_close(program.module()(scores(4, 33)), Mask()(scores(4, 33)))

@@ -71,7 +71,7 @@ def wide_sum(values: Tensor) -> Tensor:
     A long float32 row is first added up in runs of ``_RUN``, as a sum with another dtype copies its input on the CPU.
     """
     n = values.shape[-1]
-    if values.dtype != torch.float32 or n < _RUN * _RUN:
+    if values.dtype != torch.float32 or not readable(values) or n < _RUN * _RUN:  # no guard on the length while a graph is traced
         return values.sum(-1, keepdim=True, dtype=wide_dtype(values))
     even = n - n % _RUN
     runs = values[..., :even].unflatten(-1, (_RUN, -1)).sum(-2)
