@@ -17,7 +17,7 @@ from khot.kernels import sample as native
 from khot.primitives.fixed_point import fixed_point
 from tests.test_designs import HARD, PI, adversarial, enumerate_pivotal, enumerate_systematic, hotelling, moments, over_orders
 
-pytestmark = pytest.mark.skipif(not native.HERE, reason="the native kernel is not built: python -m khot.kernels.build")
+pytestmark = pytest.mark.skipif(not native.LIBRARY, reason="the native kernel is not built: python -m khot.kernels.build")
 DESIGNS = list(native.DESIGNS)
 
 

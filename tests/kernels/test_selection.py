@@ -20,7 +20,7 @@ from khot.kernels import select as native
 from khot.primitives.select import hard_mask, kth_largest, largest
 from tests.kernels.rows import hostile
 
-pytestmark = pytest.mark.skipif(not native.HERE, reason="the native kernel is not built: python -m khot.kernels.build")
+pytestmark = pytest.mark.skipif(not native.LIBRARY, reason="the native kernel is not built: python -m khot.kernels.build")
 
 
 def rows_of(n: int, dtype: torch.dtype) -> Tensor:

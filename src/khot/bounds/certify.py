@@ -16,7 +16,7 @@ from khot.bounds.elementwise import gelu, relu
 from khot.bounds.layers import attend, cat, gather, layer_norm, linear, matmul, patches, softmax
 from khot.bounds.plan import BlockPlan, Map, Norm, Plan, read
 from khot.bounds.selection import topk
-from khot.models.reduction import ReducedModel, kept_count
+from khot.models.reduced import ReducedModel, kept_count
 from khot.nn.token_topk import TokenTopK
 
 DOMAINS = {"affine": Affine, "box": Box}

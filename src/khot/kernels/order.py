@@ -122,7 +122,7 @@ def _takes_ranks(x: Tensor, tau: Number, *others: Tensor) -> bool:
     return takes(x) and all(not isinstance(other, Tensor) or in_reach(other) for other in (tau, *others))
 
 
-if hasattr(_library, "khot_ranks_forward"):  # a library built before these entry points has the others
+if LIBRARY:
     _library.khot_order.argtypes = [WHOLE, POINTER, POINTER, INDEX, INDEX, WHOLE]
     _library.khot_isotonic.argtypes = [WHOLE, *3 * [POINTER], INDEX, INDEX, WHOLE]
     _library.khot_ranks_forward.argtypes = [

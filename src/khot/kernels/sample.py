@@ -16,9 +16,8 @@ DESIGNS = {"systematic": 0, "pivotal": 1}
 DTYPES = {torch.float32: 0, torch.float64: 1}
 _MOST = 2**31 - 2  # items in a row, which are counted in 32 bits
 _library: Any = LIBRARY
-HERE = hasattr(_library, "khot_draw")  # a library built before this entry point has the others
 
-if HERE:
+if LIBRARY:
     _pointer, _index, _whole = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     _library.khot_draw.argtypes = [
         _whole, _whole, *2 * [_pointer], ctypes.c_double, *2 * [_pointer], ctypes.c_uint64, *3 * [_index], *2 * [_whole]
@@ -60,5 +59,5 @@ def _takes(probs: Tensor, k: Number) -> bool:
     return probs.dtype in DTYPES and in_reach(probs) and probs.shape[-1] <= _MOST and (not isinstance(k, Tensor) or in_reach(k))
 
 
-if HERE:
+if LIBRARY:
     register("draw", _takes, draw)

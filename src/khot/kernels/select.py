@@ -15,9 +15,8 @@ from khot.kernels.cpu import DTYPES, LIBRARY, dense
 
 _MOST = 2**31 - 2  # items in a row, which are counted in 32 bits
 _library: Any = LIBRARY
-HERE = hasattr(_library, "khot_select")  # a library built before this entry point has the others
 
-if HERE:
+if LIBRARY:
     _pointer, _index = ctypes.c_void_p, ctypes.c_int64
     _library.khot_select.argtypes = [ctypes.c_int, *2 * [_pointer], _index, *3 * [_pointer], *2 * [_index], ctypes.c_int]
 
@@ -64,7 +63,7 @@ def _takes(x: Tensor, k: Tensor | int) -> bool:
     return whole and x.dtype in DTYPES and in_reach(x) and x.shape[-1] <= _MOST
 
 
-if HERE:
+if LIBRARY:
     register("mask", _takes, mask)
     register("kth", _takes, kth)
     register("largest", _takes, largest)

@@ -89,7 +89,7 @@ def _bags(x: Tensor, items: Tensor) -> tuple[int, int, int, int, int]:
     return items.numel() // (k * size) if items.numel() else 0, n, d, k, size
 
 
-if hasattr(_library, "khot_ranks_forward"):  # built with the entry points of this version
+if LIBRARY:
     _library.khot_tournament_forward.argtypes = [
         WHOLE, POINTER, POINTER, REAL, REAL, WHOLE, POINTER, POINTER, INDEX, INDEX, INDEX, WHOLE, WHOLE
     ]  # fmt: skip
