@@ -189,8 +189,6 @@ def gathered_items(rank: int, world: int) -> None:
 def samples(rank: int, world: int) -> None:
     full = khot.soft_topk(rand(2, 19), 6, 0.5)
     full[:, 3], full[:, 15] = 1.0, 0.0
-    full *= 1.0
-    full[:, 10] += (full.sum(-1).ceil() - full.sum(-1)) * 0  # rows are made whole below
     full = khot.soft_topk(torch.logit(full.clamp(1e-6, 1 - 1e-6)), 6)
     number = 3000
     for design, options in (("systematic", {}), ("systematic", {"order": "fixed"}), ("pareto", {})):

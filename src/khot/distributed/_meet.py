@@ -32,7 +32,7 @@ def meet(
     group: Any,
     options: Any = (),
     generator: Generator | None = None,
-    refuse: Callable[[], None] = lambda: None,
+    refuse: Callable[[], object] = lambda: None,
     others: tuple[Tensor, ...] = (),
 ) -> Wire:
     """Compare the arguments over the ranks and check them against the whole length; raises on every rank or on none.

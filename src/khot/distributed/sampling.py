@@ -148,7 +148,7 @@ def _teeth(wire: Wire, probs: Tensor, k: Tensor) -> Tensor:
     counts = torch.stack([part.sum(-1, keepdim=True) for part in (units, units > 0, units == 1 << bits)])
     gathered = wire.gather(counts)  # (ranks, 3, ..., 1)
     lack = (k.long() << bits) - gathered[:, 0].sum(0)
-    cumulative = absorbed(units, lack, bits, tuple(gathered[: wire.rank].sum(0).unbind(0)))
+    cumulative = absorbed(units, lack, bits, gathered[: wire.rank].sum(0).unbind(0))
     common = _generator(probs, wire.seed)
     start = torch.randint(1 << bits, k.shape, dtype=torch.long, device=probs.device, generator=common)
     return ((cumulative + start) >> bits).diff().to(probs.dtype)

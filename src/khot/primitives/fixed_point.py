@@ -6,6 +6,7 @@ the wrong size. In integers, :math:`p_i = \mathrm{units}_i / 2^b` with :math:`\s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -80,7 +81,7 @@ def _absorb(units: Tensor, lack: Tensor, bits: int) -> Tensor:
     return absorbed(units, lack, bits, (nothing, nothing, nothing)).diff()
 
 
-def absorbed(units: Tensor, lack: Tensor, bits: int, before: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+def absorbed(units: Tensor, lack: Tensor, bits: int, before: Sequence[Tensor]) -> Tensor:
     """The cumulative sums with what is lacking absorbed, ``(..., n + 1)``: one entry in front of the items, one behind each.
 
     Args:

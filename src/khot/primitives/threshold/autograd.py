@@ -130,7 +130,7 @@ class _Rule(Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         y, t, *rest = ctx.saved_tensors
         scores, tau = rest if rest else (None, ctx.tau)
-        return *gradients(grad, y, scores, t, tau, ctx.family, *ctx.needs_input_grad[1:3], ctx.rows), None, None
+        return *gradients(grad, y, scores, t, tau, ctx.family, *ctx.needs_input_grad[1:3], rows=ctx.rows), None, None
 
     @staticmethod
     def vmap(
