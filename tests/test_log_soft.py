@@ -55,3 +55,10 @@ def test_half_precision_and_errors() -> None:
     assert_close(khot.log_soft_topk(scores, 4).double(), khot.log_soft_topk(scores.double(), 4), rtol=0.01, atol=1e-4)
     with pytest.raises(ValueError, match="no threshold family"):
         khot.log_soft_topk(scores, 2, method="softsort")
+
+
+def test_a_second_derivative_is_refused_not_wrong() -> None:
+    scores = torch.randn(5, dtype=torch.float64, requires_grad=True)
+    (first,) = torch.autograd.grad(khot.log_soft_topk(scores, 2)[0], scores, create_graph=True)
+    with pytest.raises(RuntimeError, match="log_soft_topk has no second derivative"):
+        first.sum().backward()

@@ -10,6 +10,7 @@ from torch import Tensor
 from khot._tensors import Number, column
 from khot.checks import door
 from khot.loss import threshold_family
+from khot.primitives.refuse import once
 from khot.primitives.threshold.autograd import mask_and_shift, solve_mask
 from khot.primitives.threshold.family import Family
 
@@ -46,7 +47,8 @@ def _log_of(scores: Tensor, k: Number, tau: Number, *, family: Family) -> Tensor
     if family.log_f is None or family.log_slope is None or not scores.shape[-1]:
         y = solve_mask(scores, k, tau, family)
         return torch.where(y == 0, -torch.inf, torch.where(y == 0, 1.0, y).log())
-    k, tau = column(k, scores), column(tau, scores)
+    # The weights of the shift are held fixed below: right for a gradient, and missing from a second derivative.
+    scores, k, tau = (once(v, "log_soft_topk") if isinstance(v, Tensor) else v for v in (scores, column(k, scores), column(tau, scores)))
     with torch.no_grad():
         y, t = mask_and_shift(scores, k, tau, family)
     rest = k - (scores == torch.inf).sum(-1, keepdim=True, dtype=scores.dtype)  # those at +inf come first

@@ -50,4 +50,4 @@ class _Refuse(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> NoReturn:  # pyright: ignore[reportIncompatibleMethodOverride]
-        raise RuntimeError(f"{ctx.name} has no second derivative: its row says double_backward=False; differentiate it once")
+        raise RuntimeError(f"{ctx.name} has no second derivative; differentiate it once")

@@ -112,6 +112,6 @@ class _PerRow(Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         y, t, scores, tau, a = ctx.saved_tensors
         family = tsallis_family(a)
-        grad_scores, grad_k, grad_tau, _ = gradients(grad, y, scores, t, tau, family, True, True)
+        grad_scores, grad_k, grad_tau = gradients(grad, y, scores, t, tau, family, True, True)[:3]
         grad_a = -(in_argument(grad, y, family)[0] * _inverse_in_a(y, a)).sum(-1, keepdim=True)
         return grad_scores, grad_k, grad_tau, grad_a
