@@ -9,7 +9,7 @@ namespace {
 
 template <class F, class C> class Solver;
 
-constexpr int64_t kSampleMost = 16384;
+constexpr int64_t kSampleMost = 16384;  // fits the second-level cache of the machine named in solver.h beside the row
 constexpr int64_t kSampleWidth = 8;  // scores that are taken side by side
 
 template <class C> struct Sample {

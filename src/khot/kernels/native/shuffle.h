@@ -34,7 +34,7 @@ template <class C> class Shuffle {
  private:
   using Item = Weighed<C>;
   static constexpr int kBuckets = 256;
-  static constexpr int64_t kOneBucket = 16384;
+  static constexpr int64_t kOneBucket = 16384;  // items: their keys fit the second-level cache of the machine named in solver.h
   Memory<Item> items_;
   Memory<uint8_t> bucket_;
 

@@ -10,6 +10,8 @@
 
 namespace {
 
+// Tuned on an AMD EPYC of the Zen 3 kind (AVX2), one thread, float32, normal scores of spread 1 to 9: half of either constant was slower
+// at every length tried, twice was faster at some and slower at others.
 constexpr int64_t kSampledFrom = 4096;  // longer rows start from a sample
 constexpr double kSharp = 60;           // variance / tau^2 from which a row is searched by counting
 
