@@ -48,7 +48,8 @@ def _log_of(scores: Tensor, k: Number, tau: Number, *, family: Family) -> Tensor
         y = solve_mask(scores, k, tau, family)
         return torch.where(y == 0, -torch.inf, torch.where(y == 0, 1.0, y).log())
     # The weights of the shift are held fixed below: right for a gradient, and missing from a second derivative.
-    scores, k, tau = (once(v, "log_soft_topk") if isinstance(v, Tensor) else v for v in (scores, column(k, scores), column(tau, scores)))
+    k, tau = _once(column(k, scores)), _once(column(tau, scores))
+    scores = once(scores, "log_soft_topk")
     with torch.no_grad():
         y, t = mask_and_shift(scores, k, tau, family)
     rest = k - (scores == torch.inf).sum(-1, keepdim=True, dtype=scores.dtype)  # those at +inf come first
@@ -57,6 +58,10 @@ def _log_of(scores: Tensor, k: Number, tau: Number, *, family: Family) -> Tensor
     away = (torch.where(ordinary, scores, 0.0) - torch.where(t.isfinite(), t, 0.0)) / tau
     u = away + _shift(away, rest, ordinary, family)
     return torch.where(ordinary, family.log_f(u), y.log())
+
+
+def _once(value: Number) -> Number:
+    return once(value, "log_soft_topk") if isinstance(value, Tensor) else value
 
 
 _log = door(_log_of, name="log_soft_topk", options=None, native_half=False, fractional=True)
