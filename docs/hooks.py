@@ -64,6 +64,13 @@ def _every_module() -> str:
     return "\n\n".join(f"::: {_where(value)}" for _, value in sorted(public.items()))
 
 
+def _every_sharded_verb() -> str:
+    import khot
+
+    found = {name: value for name, value in vars(khot.distributed).items() if inspect.isfunction(value) and not name.startswith("_")}
+    return "\n\n".join(f"::: {_where(value)}" for _, value in sorted(found.items()))
+
+
 def _where(value: Any) -> str:
     return f"{value.__module__}.{value.__qualname__}"
 
@@ -73,4 +80,5 @@ MARKS = {
     "<!-- every verb -->": _every_verb,
     "<!-- every estimator -->": _every_estimator,
     "<!-- every module -->": _every_module,
+    "<!-- every sharded verb -->": _every_sharded_verb,
 }

@@ -54,7 +54,7 @@ from khot.soft import soft_topk_matrix as soft_topk_matrix
 __version__ = "0.1.0"
 
 # What the lines above name: functions, tables, and the modules that are imported as themselves.
-_MODULES = ("bounds", "designs", "distributed", "distributions", "estimators", "kernels", "linear_bounds", "nn")
+_MODULES = ("bounds", "designs", "distributed", "distributions", "estimators", "kernels", "linear_bounds", "models", "nn")
 __all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]
     name for name, value in vars().copy().items() if not name.startswith("_") and (not isinstance(value, _ModuleType) or name in _MODULES)
 )
