@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from khot.models import ViT
 from khot.train.sources import load
 
 NETS: dict[str, dict[int, int]] = {"pruned": {0: 8, 1: 4}, "full": {}}
+ROWS = (("pruned", "affine"), ("pruned", "box"), ("full", "affine"))
 EPS = (0.0005, 0.001, 0.002, 0.004)
 
 
@@ -83,30 +85,35 @@ def examine(model: ViT, net: str, domain: str, image: Tensor, label: int, eps: f
     fooled = attack(model, keep, image, plain, eps)
     certain = bool(found.certain) and int(found.label) == plain
     row = {"accuracy": plain == label, "certified": certain and plain == label, "attacked": plain == label and not fooled}
-    row |= {"refuted": certain and fooled, "width": float((found.upper - found.lower).mean()), "seconds": seconds}
-    return row | {f"decided_{block}": float(decided.share) for block, decided in found.decided.items()}
+    row |= {"refuted": certain and fooled, "width": round(float((found.upper - found.lower).mean()), 3), "seconds": round(seconds, 3)}
+    return row | {f"decided_{block}": round(float(decided.share), 4) for block, decided in found.decided.items()}
 
 
-def measure(model: ViT, images: Tensor, labels: Tensor, eps: Sequence[float], most_full: float, minutes: float) -> list[dict[str, Any]]:
-    """One row per net, domain and eps: means over the images, as many as the time allows."""
-    found: dict[tuple[str, str, float], list[dict[str, float]]] = {}
+def measure(model: ViT, images: Tensor, labels: Tensor, eps: Sequence[float], records: Path | None, minutes: float) -> list[dict[str, Any]]:
+    """One cell per image, net, domain and eps, appended to ``records`` as it comes; those that are there already are not run again."""
+    cells = [json.loads(line) for line in records.read_text().splitlines()] if records is not None and records.exists() else []
+    done = {(cell["image"], cell["net"], cell["domain"], cell["eps"]) for cell in cells}
     start = time.monotonic()
-    for image, label in zip(images.split(1), labels.tolist(), strict=True):
-        for net, domain in (("pruned", "affine"), ("pruned", "box"), ("full", "affine")):
-            for e in eps:
-                if net == "pruned" or e <= most_full:
-                    found.setdefault((net, domain, e), []).append(examine(model, net, domain, image, label, e))
+    for i, (image, label) in enumerate(zip(images.split(1), labels.tolist(), strict=True)):
+        for net, domain, e in [(net, domain, e) for net, domain in ROWS for e in eps if (i, net, domain, e) not in done]:
+            torch.manual_seed(i)  # of the attack
+            cells.append({"image": i, "net": net, "domain": domain, "eps": e} | examine(model, net, domain, image, label, e))
+            if records is not None:
+                with records.open("a") as file:
+                    file.write(json.dumps(cells[-1]) + "\n")
+        print(f"\r{i + 1} of {len(images)} images, {time.monotonic() - start:.0f} s", end="", file=sys.stderr)
         if time.monotonic() - start > 60 * minutes:
             break
-    return [summary(*key, rows) for key, rows in found.items()]
+    chosen = [(net, domain, e) for net, domain in ROWS for e in eps]
+    return [summary(*key, [cell for cell in cells if (cell["net"], cell["domain"], cell["eps"]) == key]) for key in chosen]
 
 
-def summary(net: str, domain: str, eps: float, rows: list[dict[str, float]]) -> dict[str, Any]:
-    out: dict[str, Any] = {"bench": "certified_pruning", "net": net, "domain": domain, "eps": eps, "images": len(rows)}
-    for name in rows[0]:
-        values = [float(row[name]) for row in rows]
-        out[name] = round(sum(values) / len(values), 4)
-    return out | {"refuted": int(sum(row["refuted"] for row in rows))}
+def summary(net: str, domain: str, eps: float, cells: list[dict[str, Any]]) -> dict[str, Any]:
+    """Means over the images."""
+    names = [name for name in cells[0] if name not in ("image", "net", "domain", "eps")]
+    means = {name: sum(float(cell[name]) for cell in cells) / len(cells) for name in names}
+    refuted = sum(bool(cell["refuted"]) for cell in cells)
+    return {"net": net, "domain": domain, "eps": eps, "images": len(cells)} | means | {"refuted": refuted}
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
@@ -156,8 +163,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--count", type=int, default=200, help="test images")
     parser.add_argument("--minutes", type=float, default=1e9, help="no further image after so long")
     parser.add_argument("--eps", type=float, nargs="+", default=EPS)
-    parser.add_argument("--most_full", type=float, default=1.0, help="the full net, which takes longest, up to this eps only")
-    parser.add_argument("--records", type=Path, help="JSON lines are written here")
+    parser.add_argument("--records", type=Path, help="a JSON line per cell is appended here; a second run goes on where the first stopped")
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--quick", action="store_true", help="a hundred steps, two images, two eps")
     options = parser.parse_args(arguments)
@@ -172,10 +178,8 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         if options.weights is not None:
             torch.save(model.state_dict(), options.weights)
     chosen = torch.arange(options.count)
-    rows = measure(model, test.images(chosen, None), test.labels[chosen], options.eps, options.most_full, options.minutes)
+    rows = measure(model, test.images(chosen, None), test.labels[chosen], options.eps, options.records, options.minutes)
     show(rows)
-    if options.records is not None:
-        options.records.write_text("".join(json.dumps(row) + "\n" for row in rows))
     if options.figure is not None:
         draw(rows, options.figure)
     return rows

@@ -1,26 +1,19 @@
 """khot: differentiable top-k for PyTorch."""
 
+from importlib import import_module as _import_module
 from types import ModuleType as _ModuleType
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
-from khot import bounds as bounds
 from khot import designs as designs
-from khot import distributed as distributed
-from khot import distributions as distributions
-from khot import estimators as estimators
 from khot import kernels as kernels
-from khot import linear_bounds as linear_bounds
-from khot import models as models
-from khot import nn as nn
 from khot.hard import gather_topk as gather_topk
 from khot.hard import straight_through as straight_through
 from khot.hard import topk_mask as topk_mask
-from khot.linear_bounds import certify_topk as certify_topk
 from khot.log_soft import log_soft_topk as log_soft_topk
 from khot.loss import topk_inverse as topk_inverse
 from khot.loss import topk_loss as topk_loss
 from khot.loss import topk_value as topk_value
-from khot.models.reduction import reduce_tokens as reduce_tokens
-from khot.models.reduction import restore_tokens as restore_tokens
 from khot.ranks import soft_rank as soft_rank
 from khot.ranks import soft_sort as soft_sort
 from khot.registry import DESIGNS as DESIGNS
@@ -53,8 +46,44 @@ from khot.soft import soft_topk_matrix as soft_topk_matrix
 
 __version__ = "0.1.0"
 
+if _TYPE_CHECKING:
+    from khot import bounds as bounds
+    from khot import distributed as distributed
+    from khot import distributions as distributions
+    from khot import estimators as estimators
+    from khot import linear_bounds as linear_bounds
+    from khot import models as models
+    from khot import nn as nn
+    from khot.linear_bounds import certify_topk as certify_topk
+    from khot.models.reduction import reduce_tokens as reduce_tokens
+    from khot.models.reduction import restore_tokens as restore_tokens
+
+# Rooms that not every program needs are imported when they are first asked for: the name, and where it stands.
+_LATER = {name: f"khot.{name}" for name in ("bounds", "distributed", "distributions", "estimators", "linear_bounds", "models", "nn")}
+_LATER |= {
+    "certify_topk": "khot.linear_bounds",
+    "reduce_tokens": "khot.models.reduction",
+    "restore_tokens": "khot.models.reduction",
+}
+
+
+if not _TYPE_CHECKING:  # else a type checker would take any name
+
+    def __getattr__(name: str) -> _Any:
+        if name not in _LATER:
+            raise AttributeError(f"module 'khot' has no attribute '{name}'")
+        module = _import_module(_LATER[name])
+        globals()[name] = found = module if module.__name__ == f"khot.{name}" else getattr(module, name)
+        return found
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
 # What the lines above name: functions, tables, and the modules that are imported as themselves.
-_MODULES = ("bounds", "designs", "distributed", "distributions", "estimators", "kernels", "linear_bounds", "models", "nn")
+_MODULES = ("designs", "kernels")
 __all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]
-    name for name, value in vars().copy().items() if not name.startswith("_") and (not isinstance(value, _ModuleType) or name in _MODULES)
+    {name for name, value in vars().copy().items() if not name.startswith("_") and (not isinstance(value, _ModuleType) or name in _MODULES)}
+    | set(_LATER)
 )

@@ -11,17 +11,22 @@ from torch import Tensor
 _LIBRARY = torch.library.Library("khot", "FRAGMENT")  # the operators go when it goes
 
 
-def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any], *, random: bool = False) -> str:
+def define(
+    schema: str, run: Callable[..., Any], fake: Callable[..., Any], *, random: bool = False, batched: Callable[..., Any] | None = None
+) -> str:
     """Register ``run`` under the name in ``schema``, with ``fake`` for shapes and dtypes; returns the full name.
 
     Args:
         schema: ``name(Tensor x, SymInt n) -> Tensor``.
         random: the operator draws random numbers, so that two calls with equal arguments are not the same.
+        batched: what ``vmap`` does with it, as ``torch.library.register_vmap`` takes it.
     """
     name = schema.split("(")[0]
     _LIBRARY.define(schema, tags=(torch.Tag.nondeterministic_seeded,) if random else ())
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"khot::{name}", fake, lib=_LIBRARY)
+    if batched is not None:
+        torch.library.register_vmap(f"khot::{name}", batched, lib=_LIBRARY)
     return f"khot::{name}"
 
 
@@ -32,15 +37,14 @@ def derive(name: str, backward: Callable[..., Any], setup_context: Callable[...,
 
 def define_rows(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> str:
     """:func:`define`, with a batching rule, an operator whose tensors are all ``(..., n)`` rows or ``(..., 1)`` columns beside them."""
-    name = define(schema, run, fake)
+    name = schema.split("(")[0]
 
     def batched(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
         rows = [_leading(value, dim, info.batch_size) for value, dim in zip(inputs, in_dims, strict=True)]
-        out = getattr(torch.ops.khot, name.removeprefix("khot::"))(*rows)
+        out = getattr(torch.ops.khot, name)(*rows)
         return out, 0 if isinstance(out, Tensor) else (0,) * len(out)
 
-    torch.library.register_vmap(name, batched, lib=_LIBRARY)
-    return name
+    return define(schema, run, fake, batched=batched)
 
 
 def _leading(value: Any, dim: int | None, size: int) -> Any:

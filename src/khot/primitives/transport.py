@@ -22,6 +22,7 @@ from torch import Tensor
 
 from khot._settle import Among
 from khot._tensors import Number, column, in_forward_mode, in_transform, readable, wide_dtype
+from khot.primitives.operators import define, derive
 
 _FAR = 200.0  # in units of tau: what lies this far from a cut is on one side of it to the last digit
 _LEAP = 2.0  # the longest step in a potential; from there on 2,000 random problems needed at most six, tau from 1e-3 to 20
@@ -221,14 +222,6 @@ def _fake(x: Tensor, tau: Tensor | None, tau_value: float, k: int, items: Tensor
     return x.new_empty((*x.shape, k))
 
 
-def _define() -> torch.library.Library:
-    """One operator, so that no compiler unrolls the search."""
-    lib = torch.library.Library("khot", "FRAGMENT")
-    lib.define("transport(Tensor x, Tensor? tau, float tau_value, SymInt k, Tensor? items, Tensor? count) -> Tensor")
-    lib.impl("transport", _solve, "CompositeExplicitAutograd")
-    torch.library.register_fake("khot::transport", _fake, lib=lib)
-    torch.library.register_autograd("khot::transport", _derivative, setup_context=_context, lib=lib)
-    return lib
-
-
-LIBRARY = _define()  # the operator goes when it goes
+# One operator, so that no compiler unrolls the search.
+_NAME = define("transport(Tensor x, Tensor? tau, float tau_value, SymInt k, Tensor? items, Tensor? count) -> Tensor", _solve, _fake)
+derive(_NAME, _derivative, _context)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from khot import kernels
 from khot._tensors import Number, wide_dtype
+from khot.primitives.operators import define, derive
 from khot.primitives.threshold.autograd import gradients, mask_and_shift
 from khot.primitives.threshold.family import family_of
 
@@ -121,19 +122,5 @@ def _batched(info: Any, in_dims: tuple[int | None, ...], inputs: tuple[Any, ...]
     return out
 
 
-def _define() -> torch.library.Library:
-    lib = torch.library.Library("khot", "DEF")
-    rules = (
-        ("threshold_forward", _FORWARD, _forward, _forward_fake, _forward_derivative, _forward_context, _forward_vmap),
-        ("threshold_backward", _BACKWARD, _backward, _backward_fake, _backward_derivative, _backward_context, _backward_vmap),
-    )
-    for name, schema, run, fake, derivative, context, batch in rules:
-        lib.define(schema)
-        lib.impl(name, run, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"khot::{name}", fake, lib=lib)
-        torch.library.register_autograd(f"khot::{name}", derivative, setup_context=context, lib=lib)
-        torch.library.register_vmap(f"khot::{name}", batch, lib=lib)
-    return lib
-
-
-LIBRARY = _define()  # the operators go when it goes
+derive(define(_FORWARD, _forward, _forward_fake, batched=_forward_vmap), _forward_derivative, _forward_context)
+derive(define(_BACKWARD, _backward, _backward_fake, batched=_backward_vmap), _backward_derivative, _backward_context)
