@@ -77,3 +77,7 @@ def variational(scores: np.ndarray, k: float, tau: float, entropy) -> np.ndarray
         options={"maxiter": 500, "ftol": 1e-14},
     )
     return result.x
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

@@ -15,7 +15,8 @@ from khot import kernels
 from khot.kernels import library
 from khot.kernels import sample as native
 from khot.primitives.fixed_point import fixed_point
-from tests.test_designs import HARD, PI, adversarial, enumerate_pivotal, enumerate_systematic, hotelling, moments, over_orders
+from tests.enumerations import enumerate_pivotal, enumerate_systematic, moments, over_orders
+from tests.test_designs import HARD, PI, adversarial, hotelling
 
 pytestmark = pytest.mark.skipif(not native.LIBRARY, reason="the native kernel is not built: python -m khot.kernels.build")
 DESIGNS = list(native.DESIGNS)
