@@ -20,8 +20,12 @@ from tests.slow_vision import with_torchvision
 
 @pytest.fixture(scope="module")
 def model() -> ViT:
+    return network(3)
+
+
+def network(depth: int) -> ViT:
     torch.manual_seed(0)
-    model = ViT(image_size=12, patch_size=4, in_channels=1, num_classes=4, dim=16, depth=3, num_heads=2).eval()
+    model = ViT(image_size=12, patch_size=4, in_channels=1, num_classes=4, dim=16, depth=depth, num_heads=2).eval()
     with torch.no_grad():  # at its initial size the class token is so small that layer norm magnifies everything
         for parameter in (model.cls_token, model.pos_embed):
             parameter.normal_()
@@ -70,6 +74,20 @@ def test_certificates_hold_under_attack(model: ViT, domain: str, keep: dict[int,
                 assert bool((logits.argmax(-1) == found.label[image]).all())
 
 
+@pytest.mark.parametrize(("depth", "seeds"), [(2, (7, 12, 17, 22)), (3, (26,))])
+def test_one_pass_contains_every_case_and_is_hardly_wider(depth: int, seeds: tuple[int, ...]) -> None:
+    wide, eps = network(depth).double(), 0.02
+    for seed in seeds:
+        x = torch.rand(1, 1, 12, 12, dtype=WIDE, generator=torch.Generator().manual_seed(seed))
+        found = bounds.certify(wide, x, eps, keep={0: 4})
+        cases = list(bounds.certify_cases(wide, x, eps, keep={0: 4}))
+        assert len(cases) == int(found.decided[0].undecided.sum()) > 1
+        lower, upper = torch.cat([case.lower for case in cases]).amin(0), torch.cat([case.upper for case in cases]).amax(0)
+        width, rounding = upper - lower, 1e-10  # all of them are rounded outward, by some 1e-13
+        assert bool((found.lower <= lower + rounding).all() and (found.upper >= upper - rounding).all())
+        assert float(((found.upper - found.lower) / width).mean()) <= 2.0
+
+
 def test_linear_forms_decide_more_tokens_than_intervals(model: ViT) -> None:
     x = torch.rand(4, 1, 12, 12, dtype=WIDE)
     share = {
@@ -102,6 +120,8 @@ def test_reductions_that_are_not_known_are_refused(model: ViT) -> None:
             bounds.certify(khot.reduce_tokens(copy.deepcopy(model).float(), 0.5, at=(0,), **options), x, 0.1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"call model.eval\(\) first"):
         bounds.certify(copy.deepcopy(model).train(), x, 0.1)
+    with pytest.raises(ValueError, match="one image at a time, got a batch of 2"):
+        bounds.certify_cases(model, torch.zeros(2, 1, 12, 12), 0.1, keep={0: 4})
     with pytest.raises(ValueError, match="keep must map blocks 0 to 2"):
         bounds.certify(model, x, 0.1, keep={3: 2})
 

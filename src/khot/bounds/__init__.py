@@ -4,6 +4,7 @@ from khot.bounds.affine import Affine as Affine
 from khot.bounds.box import Box as Box
 from khot.bounds.certify import Certificate as Certificate
 from khot.bounds.certify import certify as certify
+from khot.bounds.certify import certify_cases as certify_cases
 from khot.bounds.elementwise import exp as exp
 from khot.bounds.elementwise import gelu as gelu
 from khot.bounds.elementwise import reciprocal as reciprocal

@@ -151,6 +151,25 @@ class Affine:
         form = torch.cat(_same_unknowns(*(part.form for part in parts)), dim)
         return Affine(centre, form, slack, reach, self.box.beside([other.box for other in others], dim))
 
+    def or_else(self, others: Sequence[Affine]) -> Affine:
+        """This bound or one of the others, the same one for all entries.
+
+        With c the mean of the centres and z the choice, 1 for one of the bounds and 0 elsewhere, the centre is
+        c + sum_i z_i (c_i - c) = c + sum_i e_i (c_i - c) / 2 for e = 2 z - 1, since the differences add up to 0. The e_i are new unknowns
+        that all entries share, so that what the choice does to one entry stays tied to what it does to the next. The forms are replaced
+        by their mean: what the chosen one differs by is slack.
+        """
+        parts = [self, *others]
+        forms = _same_unknowns(*(part.form for part in parts))
+        centre, form = torch.stack([part.centre for part in parts]).mean(0), torch.stack(forms).mean(0)
+        choice = torch.stack([(part.centre - centre) / 2 for part in parts], 1)
+        if len(parts) == 2:  # e_1 = -e_2
+            choice = choice[:, :1] * 2
+        away = [(its - form).abs().sum(1) + part.slack for its, part in zip(forms, parts, strict=True)]
+        size = torch.stack([part.centre.abs() + part.reach for part in parts]).amax(0)
+        slack = torch.stack(away).amax(0) + room(size, len(parts) + form.shape[1])
+        return affine(centre, torch.cat([form, choice], 1), slack, self.box.or_else([other.box for other in others]))
+
 
 def _same_unknowns(*forms: Tensor) -> list[Tensor]:
     """Forms of as many unknowns: the later ones do not touch what was made before them."""

@@ -112,6 +112,13 @@ class Box:
         parts = [self, *others]
         return Box(torch.cat([part.lower for part in parts], dim), torch.cat([part.upper for part in parts], dim))
 
+    def or_else(self, others: Sequence[Box]) -> Box:
+        """This bound or one of the others."""
+        lower, upper = self.lower, self.upper
+        for other in others:
+            lower, upper = torch.minimum(lower, other.lower), torch.maximum(upper, other.upper)
+        return Box(lower, upper)
+
 
 def _box(middle: Tensor, radius: Tensor) -> Box:
     radius = radius * (1 + 4 * EPS) + room(middle.abs())

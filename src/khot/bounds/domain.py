@@ -10,7 +10,8 @@ A bound encloses all values that a tensor takes while the input moves by :math:`
 Both have the same few operations, from which :mod:`khot.bounds.layers` and :mod:`khot.bounds.selection` are made:
 ``linear`` (a linear map), ``view`` (entries taken or moved), ``scale`` and ``shift`` (constants), ``band`` (an elementwise function
 between two parallel lines), ``bilinear`` (a product), ``plus``, ``meet`` (a box that is known to hold as well), ``name_slack`` (the box
-remainder as unknowns of their own). The first dimension is the batch; maps act on the others, counted from the last.
+remainder as unknowns of their own), ``or_else`` (one of several bounds, it is not known which). The first dimension is the
+batch; maps act on the others, counted from the last.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class Domain(Protocol):
     def loosen(self, by: Tensor) -> Self: ...
     def constant(self, value: Tensor) -> Self: ...
     def beside(self, others: Sequence[Self], dim: int) -> Self: ...
+    def or_else(self, others: Sequence[Self]) -> Self: ...
 
 
 Bound = TypeVar("Bound", bound=Domain)

@@ -158,13 +158,17 @@ def enumerate_cases(x: Bound, scores: Bound, k: int) -> Iterator[tuple[Tensor, B
     if scores.shape[0] != 1:
         raise ValueError(f"cases are enumerated for one image at a time, got a batch of {scores.shape[0]}")
     found = topk(x, scores, k)
-    sure = found.index[0][found.members[0] == 1].tolist()
-    open_ = found.index[0][found.members[0] == 0.5].tolist()
-    if len(open_) > MOST_UNDECIDED:
-        raise ValueError(f"at most {MOST_UNDECIDED} undecided items can be enumerated, got {len(open_)}; use topk, which needs no cases")
-    for more in combinations(open_, int(found.rest[0])):
-        index = torch.tensor([sorted([*sure, *more])], dtype=torch.long, device=x.lower.device)
+    sure, maybe = found.index[0][found.members[0] == 1], found.index[0][found.members[0] == 0.5]
+    for index in combinations_of(sure, maybe, int(found.rest[0])):
         yield index, gather(x, index)
+
+
+def combinations_of(sure: Tensor, maybe: Tensor, rest: int) -> Iterator[Tensor]:
+    """All of ``sure`` with ``rest`` of ``maybe``: indices ``(1, k)`` in ascending order."""
+    if len(maybe) > MOST_UNDECIDED:
+        raise ValueError(f"at most {MOST_UNDECIDED} undecided items can be enumerated, got {len(maybe)}; use topk, which needs no cases")
+    for more in combinations(maybe.tolist(), rest):
+        yield torch.tensor([sorted([*sure.tolist(), *more])], dtype=torch.long, device=sure.device)
 
 
 def _check(x: Bound, scores: Bound, k: int | Tensor) -> None:
