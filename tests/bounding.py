@@ -53,16 +53,6 @@ OPERATIONS = {
     "patches": (lambda x: bounds.patches(x, KERNEL, None, 4), lambda t: F.conv2d(t, KERNEL.to(WIDE), stride=4).flatten(2).mT, (2, 8, 12)),
     "concat": (lambda x: bounds.cat([x, bounds.linear(x, W, V)], -2), lambda t: torch.cat([t, line(t)], -2), (5, 8)),
     "gather": (lambda x: bounds.gather(x, torch.tensor([[3, 0]])), lambda t: t[:, [3, 0]], (5, 8)),
-    "one of two": (
-        lambda x: x.or_else([bounds.linear(x, W, V)]),
-        lambda t: torch.where(t.flatten(1).sum(1)[:, None, None] > 0, t, line(t)),
-        (5, 8),
-    ),
-    "one of three": (
-        lambda x: bounds.gelu(bounds.linear(x, W, V).or_else([x, bounds.exp(x).name_slack()])).name_slack(),
-        lambda t: gelu(torch.where(t[:, :1, :1] > 0.3, t, torch.where(t[:, :1, :1] < -0.3, line(t), t.exp()))),
-        (5, 8),
-    ),
     "sum": (lambda x: x.linear(lambda t: t.sum(-1), terms=8), lambda t: t.sum(-1), (5, 8)),
     "kth best": (lambda x: bounds.kth_best(x, x.linear(lambda t: t[..., 0]), 3), lambda t: best(t, t[..., 0], 3), (6, 8)),
 }

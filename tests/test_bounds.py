@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch import Tensor
 import khot
 from khot import bounds
 from khot.bounds import Affine, Box
-from tests.bounding import OPERATIONS, WIDE, V, W, line, perturbed, violations
+from tests.bounding import OPERATIONS, WIDE, V, W, gelu, line, perturbed, violations
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -23,6 +25,23 @@ def test_no_perturbation_leaves_the_bounds(name: str, eps: float) -> None:
     ulps = 1e-14 * (1 + torch.maximum(box.lower.abs(), box.upper.abs()))  # both round, and not at the same places
     assert bool((affine.lower >= box.lower - ulps).all() and (affine.upper <= box.upper + ulps).all()), "looser than intervals"
     assert bool((box.upper - box.lower <= 60 * (values.amax(0) - values.amin(0)).clamp(min=eps)).all()), "a bound that says nothing"
+
+
+@pytest.mark.parametrize("eps", [1e-4, 0.1])
+def test_one_of_several_whichever_it_is(eps: float) -> None:
+    x = torch.randn(1, 5, 8)
+    points = perturbed(x, eps, 900)
+    parts = torch.stack([points, line(points), points.exp()])
+    which = torch.randint(0, 3, (900,))
+    for count in (2, 3):
+        chosen = parts[which % count, torch.arange(900)]
+        found = [bounds.gelu(bounds.linear(_one_of(domain.around(x, eps), count), W, V)) for domain in (Box, Affine)]
+        assert [violations(gelu(line(chosen)), bound) for bound in found] == [0, 0]
+        assert bool((found[1].upper - found[1].lower <= (found[0].upper - found[0].lower) * (1 + 1e-12)).all())
+
+
+def _one_of(x: Any, count: int) -> Any:
+    return x.or_else([bounds.linear(x, W, V), bounds.exp(x).name_slack()][: count - 1]).name_slack()
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
