@@ -12,13 +12,21 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := pyproject.toml constraints.txt $(wildcard setup.py src/khot/kernels/native/*)
 
-.PHONY: demo test test-oldest slow fuzz asan neon bench docs tables lint format clean
+.PHONY: demo explore test test-browser test-oldest slow fuzz asan neon bench docs tables lint format clean
 
 demo: $(VENV)/.demo  ## learn which pixels to look at; draws khot-demo.png
 	$(BIN)/khot demo $(ARGS)
 
+explore: $(VENV)/.explore  ## a local page to drag scores, k and tau; make explore ARGS="--open"
+	$(BIN)/khot explore $(ARGS)
+
 test: $(VENV)/.dev  ## laws, oracles, layers, doctests, the README's code
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(ARGS)
+
+test-browser: $(VENV)/.browser  ## the explorer and the site in Debian's Chromium, which is installed if it is not there; ten minutes at most
+	@command -v chromedriver >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver fonts-dejavu-core; }
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
+	OMP_NUM_THREADS=1 timeout 600 $(BIN)/python -m pytest -p no:cacheprovider $(wildcard tests/browser/check_*.py) $(ARGS)
 
 test-oldest:  ## the same on the oldest torch that pyproject.toml asks for; the first time it installs about 3 GB
 	@$(PYTHON) -m venv $(OLDEST_VENV)
@@ -79,7 +87,7 @@ $(VENV)/.torch-and-khot: $(SOURCES) $(VENV)/.torch
 	$(PIP) -e .
 	@touch $@
 
-$(VENV)/.demo $(VENV)/.bench $(VENV)/.docs $(VENV)/.dev: $(VENV)/.%: $(SOURCES) $(VENV)/.torch
+$(VENV)/.demo $(VENV)/.explore $(VENV)/.browser $(VENV)/.bench $(VENV)/.docs $(VENV)/.dev: $(VENV)/.%: $(SOURCES) $(VENV)/.torch
 	@echo "installing khot[$*] (once)"
 	$(PIP) -e ".[$*]"
-	@touch $@ $(if $(filter dev,$*),$(VENV)/.demo $(VENV)/.bench)  # dev holds those two
+	@touch $@ $(if $(filter dev,$*),$(VENV)/.demo $(VENV)/.bench $(VENV)/.explore)  # dev holds those three

@@ -14,9 +14,21 @@ ROOT = Path(khot.__file__).parent
 LAYERS = {"_tensors": -3, "_settle": -2, "checks": -1, "registry": 0, "kernels": 1, "primitives": 2, "relaxations": 3, "designs": 3}
 VERBS = 4  # soft, sample, select, loss and whatever else stands beside them
 PACKAGE = 6
-LAYERS |= {"nn": 5, "models": 5, "bounds": 5, "distributed": 5, "sklearn": 7, "train": 7, "tables": 7, "demo": 7, "cli": 8, "__main__": 9}
+LAYERS |= {
+    "nn": 5,
+    "models": 5,
+    "bounds": 5,
+    "distributed": 5,
+    "sklearn": 7,
+    "train": 7,
+    "tables": 7,
+    "demo": 7,
+    "explore": 7,
+    "cli": 8,
+    "__main__": 9,
+}
 HEAVY = ("sklearn", "scipy", "matplotlib", "triton", "rich", "tqdm", "torchvision", "torch._dynamo", "torch._inductor")
-HEAVY += ("timm", "transformers", "ignite", "jsonargparse", "safetensors", "PIL", "pandas")
+HEAVY += ("timm", "transformers", "ignite", "jsonargparse", "safetensors", "PIL", "pandas", "starlette", "uvicorn")
 
 MODULES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 

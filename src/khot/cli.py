@@ -30,6 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_demo(commands)
     _add_training(commands)
+    _add_explore(commands)
     methods = commands.add_parser("methods", help="the table of relaxations", description="One line per relaxation in khot.RELAXATIONS.")
     methods.set_defaults(run=lambda options: _show(tables.methods()))
     designs = commands.add_parser("designs", help="the table of sampling designs", description="One line per design in khot.DESIGNS.")
@@ -111,6 +112,34 @@ def _results(options: argparse.Namespace) -> int:
         sys.stderr.write(f"khot results: no such file: {', '.join(missing)}; a run writes its record to records.jsonl in its --out\n")
         return 1
     sys.stdout.write(tables.markdown(results.table(records.read(options.records))))
+    return 0
+
+
+def _add_explore(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    explore = commands.add_parser(
+        "explore",
+        help="a local page to drag scores, k and tau and compare methods and designs",
+        description="Serve a page on this machine's own address (127.0.0.1) that shows what every method and design makes of scores, k "
+        "and tau: mask, Jacobian, matrix, sampled frequencies, and the code of the same call.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    explore.add_argument("--port", type=int, default=8642, help="0 takes any that is free")
+    explore.add_argument("--open", action="store_true", help="open it in the browser")
+    explore.set_defaults(run=_explore)
+
+
+def _explore(options: argparse.Namespace) -> int:
+    if not _has(("starlette", "uvicorn"), "khot explore", "explore"):
+        return 2
+    from khot.explore import server
+
+    try:
+        listener = server.bind(options.port)
+    except (ValueError, OSError) as error:
+        sys.stderr.write(f"khot explore: {error}\n")
+        return 1
+    print(f"khot explore: {server.address(listener)} (stop with Ctrl+C)", flush=True)
+    server.serve(listener, browser=options.open)
     return 0
 
 
