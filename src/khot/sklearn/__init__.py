@@ -1,3 +1,5 @@
 """Estimators with scikit-learn's interface: ``pip install khot[sklearn]``."""
 
+from khot.sklearn.topk_regressor import RegressionPath as RegressionPath
+from khot.sklearn.topk_regressor import TopKRegressor as TopKRegressor
 from khot.sklearn.topk_selector import TopKSelector as TopKSelector

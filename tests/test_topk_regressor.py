@@ -1,0 +1,165 @@
+"""Least squares with exactly k columns: scikit-learn's contract, brute force, and what cannot be solved plainly."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LinearRegression, Ridge
+from sklearn.model_selection import KFold
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from khot.sklearn import TopKRegressor
+
+
+@parametrize_with_checks([TopKRegressor(k=1, n_starts=2), TopKRegressor(alpha=0.1, criterion="aicc", shared=True, n_starts=1)])
+def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+def problem(seed: int, most: int = 20) -> tuple[np.ndarray, np.ndarray]:
+    """Random columns, every second time far from orthogonal; a sparse truth, with noise in two of three."""
+    random = np.random.RandomState(seed)
+    p = random.randint(4, most + 1)
+    n = random.randint(p + 2, 60)
+    mix = random.normal(size=(p, p)) if seed % 2 else np.eye(p)
+    x = random.normal(size=(n, p)) @ mix
+    return x, x @ (random.normal(size=p) * (random.uniform(size=p) < 0.4)) + seed % 3 * random.normal(size=n)
+
+
+def best_loss(x: np.ndarray, y: np.ndarray, k: int) -> float:
+    """Brute force with an intercept: the least mean squared residual over all sets of ``k`` columns."""
+    x, y = x - x.mean(0), y - y.mean()
+    sets = torch.tensor(list(itertools.combinations(range(x.shape[1]), k)))
+    gram, moment = torch.from_numpy(x.T @ x), torch.from_numpy(x.T @ y)
+    own = moment[sets]
+    weights = torch.linalg.solve(gram[sets.unsqueeze(2), sets.unsqueeze(1)], own)
+    best = sets[(own * weights).sum(1).argmax()].numpy()
+    return float(np.square(y - x[:, best] @ np.linalg.lstsq(x[:, best], y, rcond=None)[0]).mean())
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_equals_brute_force(block: int) -> None:
+    """200 problems of at most 20 columns; sizes 1 to 4."""
+    for seed in range(20 * block, 20 * block + 20):
+        x, y = problem(seed)
+        model = TopKRegressor(k=range(1, 5), random_state=0).fit(x, y)
+        want = [best_loss(x, y, k) for k in range(1, 5)]
+        np.testing.assert_allclose(model.path_.loss[:, 0], want, rtol=1e-8, atol=1e-12 * y.var())
+
+
+def test_sizes_and_coefficients_are_what_they_say() -> None:
+    x, y = problem(5)
+    targets = np.stack([y, -2 * x[:, 1] + x[:, 2] + 3], 1)
+    model = TopKRegressor(k=range(4), random_state=0).fit(x, targets)
+    assert (np.count_nonzero(model.path_.coef, axis=2) == np.arange(4).reshape(-1, 1)).all()
+    assert model.k_[1] == 2 and model.support_[1].nonzero()[0].tolist() == [1, 2] and model.intercept_[1] == pytest.approx(3)
+    plain = LinearRegression().fit(x[:, model.support_[0]], y)
+    np.testing.assert_allclose(model.coef_[0][model.support_[0]], plain.coef_)
+    np.testing.assert_allclose(model.predict(x)[:, 0], plain.predict(x[:, model.support_[0]]))
+
+
+def test_ridge_and_weights_are_scikit_learns() -> None:
+    x, y = problem(7)
+    weight = np.random.RandomState(0).uniform(0.1, 2, size=len(x))
+    model = TopKRegressor(k=3, alpha=2.5, random_state=0).fit(x, y, weight)
+    plain = Ridge(2.5).fit(x[:, model.support_], y, weight)
+    np.testing.assert_allclose(model.coef_[model.support_], plain.coef_)
+    assert model.intercept_ == pytest.approx(plain.intercept_)
+
+
+def test_outputs_may_share_their_columns() -> None:
+    random = np.random.RandomState(0)
+    x = random.normal(size=(200, 30))
+    y = x[:, [3, 8]] @ random.normal(size=(2, 5)) + 2 * random.normal(size=(200, 5))
+    model = TopKRegressor(k=range(1, 6), shared=True, random_state=0).fit(x, y)
+    assert (model.support_ == model.support_[0]).all() and model.support_[0].nonzero()[0].tolist() == [3, 8]
+
+
+def test_groups_enter_together() -> None:
+    random = np.random.RandomState(0)
+    x = random.normal(size=(100, 12))
+    groups = [0, 0, 0, 1, 2, 2, 3, 3, 3, 4, 5, 5]
+    y = x[:, 4] - 2 * x[:, 5] + 3 * x[:, 9] + 0.1 * random.normal(size=100)
+    model = TopKRegressor(k=2, groups=groups, random_state=0).fit(x, y)
+    assert model.support_.nonzero()[0].tolist() == [4, 5, 9]
+    losses = []
+    for pair in itertools.combinations(range(6), 2):
+        chosen = np.isin(groups, pair)
+        losses.append(np.square(y - LinearRegression().fit(x[:, chosen], y).predict(x[:, chosen])).mean())
+    assert model.path_.loss[0, 0] == pytest.approx(min(losses))
+    with pytest.raises(ValueError, match="groups must hold one label for each of the 12 columns"):
+        TopKRegressor(k=2, groups=[1, 2]).fit(x, y)
+    with pytest.raises(ValueError, match="number of groups=6"):
+        TopKRegressor(k=7, groups=groups).fit(x, y)
+
+
+@pytest.mark.parametrize("criterion", ["aic", "aicc", "bic", "validation", "stability"])
+def test_criteria_find_the_size(criterion: str) -> None:
+    random = np.random.RandomState(1)
+    x = random.normal(size=(300, 15))
+    y = np.stack([x[:, 2] - x[:, 3] + x[:, 4], 2 * x[:, 5]], 1) + 0.5 * random.normal(size=(300, 2))
+    model = TopKRegressor(k=range(1, 7), criterion=criterion, random_state=0).fit(x, y)
+    assert model.support_[0, 2:5].all() and model.support_[1, 5]
+    if criterion in ("bic", "stability"):
+        assert model.k_.tolist() == [3, 1]
+    assert (model.path_.criterion.argmin(0) == model.k_ - 1).all()
+
+
+def test_splits_are_the_users() -> None:
+    x, y = problem(4)
+    model = TopKRegressor(k=range(1, 5), criterion="validation", cv=KFold(3), random_state=0).fit(x, y)
+    errors = []
+    for train, test in KFold(3).split(x):
+        part = TopKRegressor(k=range(1, 5), random_state=0).fit(x[train], y[train]).path_
+        errors.append([np.square(x[test] @ part.coef[i, 0] + part.intercept[i, 0] - y[test]).mean() for i in range(4)])
+    np.testing.assert_allclose(model.path_.criterion[:, 0], np.mean(errors, axis=0))
+
+
+def test_columns_that_cannot_help_are_handled() -> None:
+    random = np.random.RandomState(0)
+    x = random.normal(size=(40, 4))
+    wide = np.concatenate([x, x[:, :2], np.full((40, 1), 7.3), 1e-30 * x[:, 2:3], 1e30 * x[:, 3:]], 1)
+    y = x @ [1.0, 2, 3, 4]
+    model = TopKRegressor(k=4, random_state=0).fit(wide, y)
+    assert model.score(wide, y) == pytest.approx(1) and model.support_.sum() == 4
+    everything = TopKRegressor(k=9, random_state=0).fit(wide, y)  # more columns than the rank
+    assert np.isfinite(everything.coef_).all() and everything.score(wide, y) == pytest.approx(1)
+    constant = TopKRegressor(k=1, random_state=0).fit(np.ones((5, 2)), np.arange(5.0))
+    assert constant.predict(np.ones((1, 2))) == pytest.approx(2) and np.isfinite(constant.coef_).all()
+
+
+def test_one_sample_and_more_columns_than_rows() -> None:
+    one = TopKRegressor(k=1, random_state=0).fit([[1.0, 2.0]], [3.0])
+    assert one.predict([[1.0, 2.0]]) == pytest.approx(3)
+    random = np.random.RandomState(0)
+    x = random.normal(size=(25, 100))
+    model = TopKRegressor(k=range(1, 5), random_state=0).fit(x, 5 * x[:, 17] - 3 * x[:, 60])
+    assert model.support_.nonzero()[0].tolist() == [17, 60]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"k": 5}, "k must be a whole number from 0 to n_features=4"),
+        ({"k": 1.5}, "k must be a whole number"),
+        ({"k": []}, "k must be a whole number"),
+        ({"k": "two"}, "k must be a whole number"),
+        ({"k": True}, "k must be a whole number"),
+        ({"k": 1, "alpha": -1.0}, "alpha must be a finite number of at least 0"),
+        ({"k": 1, "criterion": "bix"}, "did you mean 'bic'"),
+        ({"k": 1, "n_starts": -1}, "n_starts"),
+        ({"k": 1, "agreement": 0.0}, "agreement"),
+    ],
+)
+def test_bad_input_is_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        TopKRegressor(**options).fit(np.eye(4), np.arange(4.0))
+
+
+def test_seeded_fits_agree_and_leave_the_generators_alone() -> None:
+    x, y = problem(3)
+    state = torch.get_rng_state()
+    one, two = (TopKRegressor(k=3, random_state=1).fit(x, y) for _ in range(2))
+    assert (one.coef_ == two.coef_).all() and torch.equal(state, torch.get_rng_state())
