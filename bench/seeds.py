@@ -42,12 +42,12 @@ class Entry:
 
 @dataclass
 class Costs:
-    """What a method took in the cells before, to foretell the next."""
+    """What a method took in the cells before, to predict the next."""
 
     limit: float
     seen: dict[tuple[str, int, int], float] = field(default_factory=dict)
 
-    def foretell(self, method: str, n: int, k: int) -> float:
+    def predict(self, method: str, n: int, k: int) -> float:
         guesses = [self.seen[key] * factor for key, factor in (((method, n // 2, k), 4), ((method, n, k // 2), 2.5)) if key in self.seen]
         return min(guesses, default=0.0)
 
@@ -145,7 +145,7 @@ def _again(entries: list[Entry], x: Tensor, v: Tensor, seconds: float) -> None:
 def _too_expensive(method: str, n: int, k: int, costs: Costs, *, late: bool) -> str | None:
     if method in PUBLISHED:
         return None
-    guess = costs.foretell(method, n, k)
+    guess = costs.predict(method, n, k)
     if guess > costs.limit:
         costs.seen[method, n, k] = guess
         return f"about {guess:.2g} s a batch foretold from smaller sizes, more than {costs.limit:g} s"

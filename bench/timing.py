@@ -93,7 +93,7 @@ def _loops(call: Call, settle: float = 5e-3) -> int:
 def affordable(call: Callable[[int, int], object], batch: int, n: int, *, limit: float) -> str | None:
     """Whether ``call(batch, n)`` will take less than ``limit`` seconds; if not, why.
 
-    Climbs from a small size in steps of 4 in ``n`` and 16 in ``batch``, and foretells each step from the growth of the last.
+    Climbs from a small size in steps of 4 in ``n`` and 16 in ``batch``, and predicts each step from the growth of the last.
     """
     took, power = 0.0, 1.0
     steps = _climb(batch, n)
