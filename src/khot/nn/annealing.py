@@ -155,7 +155,7 @@ def relaxed_mask(
     least: float = 0.0,
 ) -> Tensor:
     """The mask that a layer trains with: soft, hard with the soft gradient, or sampled; ``tau`` in units of the scores' spread."""
-    x = scores / (spread(scores, least) * tau).to(scores.dtype)
+    unit = spread(scores, least) * tau
     if design is not None:
-        return sample_topk(x, k, method=str(method), design=design, dim=dim)
-    return soft_topk(x, k, method=method, hard=hard, dim=dim)
+        return sample_topk(scores, k, unit, method=str(method), design=design, dim=dim)
+    return soft_topk(scores, k, unit, method=method, hard=hard, dim=dim)

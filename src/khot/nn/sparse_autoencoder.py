@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from khot.hard import topk_mask
 from khot.nn.annealing import Annealed, Method, Range, check_method, geometric, relaxed_mask
 from khot.nn.learned_k import LearnedK
+from khot.primitives.select import hard_mask, largest
 
 Select: TypeAlias = Literal["topk", "batch_topk"]
 STAIRS = 6  # k falls in so many steps: a compiled layer is compiled again for each
@@ -186,7 +187,7 @@ class SparseAutoencoder(Annealed):
             return values * self._batch_mask(scores, last=last)
         if k is not None or self.training and self.method is not None:
             return values * self._mask(scores, self.count if k is None else k)
-        indices = scores.topk(self.count if self.training else self._fixed).indices
+        indices = largest(scores, self.count if self.training else self._fixed)
         return torch.zeros_like(values).scatter(-1, indices, values.gather(-1, indices))
 
     def _mask(self, scores: Tensor, k: int | Tensor) -> Tensor:
@@ -207,7 +208,7 @@ class SparseAutoencoder(Annealed):
         if self.training and self.method is not None:
             mask = self._mask(flat, count)
         else:
-            mask = torch.zeros_like(flat).scatter(0, flat.topk(count, sorted=False).indices, 1.0)
+            mask = hard_mask(flat, count)
         if self.training and last:
             self._track(flat.detach(), mask.detach())
         return mask.view_as(scores)

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import math
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.nn import functional as F
 
+from khot._tensors import in_forward_mode, is_bare, is_traced
 from khot.nn.annealing import Annealed, Method, Range, check_method, relaxed_mask
 from khot.nn.routing import Choice, Gate, Routing
+from khot.primitives.select import largest
 from khot.sampling import sample
 
 
@@ -97,17 +100,17 @@ class TopKRouter(Annealed):
 
     def _by_token(self, logits: Tensor, scores: Tensor) -> Routing:
         if not self.training:
-            indices = scores.topk(self.k).indices
+            indices = largest(scores, self.k)
             return Routing(logits, logits.gather(-1, indices).softmax(-1), indices, _k_hot(logits, indices, -1))
         soft = self._soft(scores, -1)
         if not self.hard and self.design is None:
             return self._softly(logits, soft)
-        indices = scores.topk(self.k).indices if self.design is None else self._drawn(soft).topk(self.k).indices
+        indices = largest(scores if self.design is None else self._drawn(soft), self.k)
         return Routing(logits, _straight_weights(logits, soft, indices), indices, soft)
 
     def _softly(self, logits: Tensor, soft: Tensor) -> Routing:
         """All experts in the soft mask's support, the largest ``slots`` of them."""
-        indices = soft.topk(self.slots).indices
+        indices = largest(soft, self.slots)
         chosen = logits.gather(-1, indices)
         # The largest mask entry belongs to the largest logit: the sum is at least that entry.
         parts = soft.gather(-1, indices) * (chosen - chosen.detach().amax(-1, keepdim=True)).exp()
@@ -118,7 +121,7 @@ class TopKRouter(Annealed):
             raise ValueError(f"each expert takes k={self.k} tokens, but there are only {logits.shape[0]}; lower k or use larger batches")
         soft = self._soft(scores, 0) if self.training else None
         drawn = scores if soft is None or self.design is None else self._drawn(soft, 0)
-        indices = drawn.topk(self.k, dim=0).indices  # (k, E)
+        indices = largest(drawn.mT, self.k).mT  # (k, E)
         weights = logits.softmax(-1).gather(0, indices)
         if soft is None:
             return Routing(logits, weights.mT, indices.mT, _k_hot(logits, indices, 0), "expert")
@@ -145,11 +148,35 @@ def _straight_weights(logits: Tensor, soft: Tensor, indices: Tensor) -> Tensor:
     """
     picked, gate = logits.gather(-1, indices), soft.gather(-1, indices)
     top = picked.detach().amax(-1, keepdim=True)
-    # A logit that was not chosen may be larger than all that were, by a bias or a draw.
-    others = (logits.detach() - top).clamp_(max=0.0).exp_()
-    chosen, rest = (picked - top).exp(), torch.linalg.vecdot(soft, others).unsqueeze(-1)
-    total = chosen.sum(-1, keepdim=True) + (rest - rest.detach())
+    chosen = (picked - top).exp()
+    total = chosen.sum(-1, keepdim=True) + _others(soft, logits.detach(), top)
     return chosen * (1 + (gate - gate.detach())) / total
+
+
+def _others(soft: Tensor, logits: Tensor, top: Tensor) -> Tensor:
+    """0, with the gradient that ``sum_i z_i exp(l_i - top)`` has in the mask z."""
+    if is_traced() or in_forward_mode() or not is_bare(soft):
+        rest = torch.linalg.vecdot(soft, _below(logits, top)).unsqueeze(-1)
+        return rest - rest.detach()
+    return _Others.apply(soft, logits, top)  # pyright: ignore[reportReturnType]
+
+
+def _below(logits: Tensor, top: Tensor) -> Tensor:
+    """A logit that was not chosen may be larger than all that were, by a bias or a draw; it counts as the largest of them."""
+    return (logits - top).clamp(max=0.0).exp()
+
+
+class _Others(Function):
+    """The exponentials are taken on the way back only."""
+
+    @staticmethod
+    def forward(ctx: Any, soft: Tensor, logits: Tensor, top: Tensor) -> Tensor:
+        ctx.save_for_backward(logits, top)
+        return torch.zeros_like(top)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad * _below(*ctx.saved_tensors), None, None
 
 
 def _k_hot(logits: Tensor, indices: Tensor, dim: int) -> Tensor:
