@@ -6,6 +6,7 @@ answer that is always safe: the plain PyTorch path is taken, which may be slower
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeAlias
 
@@ -98,6 +99,30 @@ def readable(tensor: Tensor) -> bool:
 def is_bare(tensor: Tensor) -> bool:
     """Whether this is a tensor itself: not a subclass, and not wrapped by a transform."""
     return type(tensor) in _KINDS and not _is_wrapped(tensor) and not _is_batched(tensor)
+
+
+def is_dtensor(value: Any) -> bool:
+    """Whether this is a DTensor. Whoever made one has imported its module, which takes seconds."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+_forms: dict[str, Callable[..., Any]] = {}
+
+
+def files(verb: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """File the decorated function as the form of a verb for DTensors; it takes all arguments of the verb, without defaults."""
+
+    def file(form: Callable[..., Any]) -> Callable[..., Any]:
+        _forms[verb] = form
+        return form
+
+    return file
+
+
+def form_for(verb: str, tensor: Any) -> Callable[..., Any] | None:
+    """The form of a verb that takes this tensor, or ``None`` for the verb itself."""
+    return _forms.get(verb) if is_dtensor(tensor) else None
 
 
 def column(value: Number, scores: Tensor) -> Number:

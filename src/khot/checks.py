@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, strided
 
-from khot._tensors import HALF, Number, any_autocast, readable, work_dtype
+from khot._tensors import HALF, Number, any_autocast, is_dtensor, readable, work_dtype
 
 _LOW, _HIGH = 1e-30, 1e30  # temperatures between these need no look at the dtype
 
@@ -57,6 +57,8 @@ def _is_plain(scores: Tensor, k: Number, tau: Number, dim: int, fractional: bool
 def check_scores(scores: Tensor, dim: int = -1, name: str = "scores") -> None:
     if not isinstance(scores, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(scores).__name__}; wrap it in torch.as_tensor(...)")
+    if is_dtensor(scores):
+        raise TypeError(f"{name} must be a plain tensor here, got a DTensor; take this process's part of it with {name}.to_local()")
     if not scores.is_floating_point():
         raise TypeError(f"{name} must be of a floating dtype, got {scores.dtype}; convert with {name}.float()")
     if scores.dtype not in _DTYPES:

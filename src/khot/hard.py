@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, is_grad_enabled
 from torch.autograd.function import Function
 
-from khot._tensors import Number, in_forward_mode, is_bare, is_traced, readable
+from khot._tensors import Number, form_for, in_forward_mode, is_bare, is_traced, readable
 from khot.checks import check, check_k, check_scores
 from khot.primitives.select import hard_mask
 from khot.primitives.select import largest as largest_indices
@@ -30,6 +30,8 @@ def topk_mask(scores: Tensor, k: Number, *, largest: bool = True, dim: int = -1)
         >>> topk_mask(torch.tensor([1.0, 3.0, 2.0, 3.0]), k=2)
         tensor([0., 1., 0., 1.])
     """
+    if type(scores) is not Tensor and (form := form_for("topk_mask", scores)):
+        return form(scores, k, largest=largest, dim=dim)
     check(scores, k, dim=dim)
     check_whole_values(k)
     x = scores.detach() if largest else -scores.detach()
@@ -117,6 +119,8 @@ def gather_topk(x: Tensor, mask: Tensor, k: int, *, dim: int = -2) -> Gathered:
         tensor([[6., 7.],
                 [2., 3.]])
     """
+    if type(mask) is not Tensor and (form := form_for("gather_topk", mask)):
+        return form(x, mask, k, dim=dim)
     items = check_items(x, mask, dim)
     check_k(k, mask, fractional=False)
     indices = largest_indices(mask, int(k))

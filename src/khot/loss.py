@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from khot._tensors import Number, column, readable, work_dtype
+from khot._tensors import Number, column, form_for, readable, work_dtype
 from khot.checks import check_options, check_scores, check_tau, door
 from khot.primitives.threshold.autograd import solve_mask
 from khot.primitives.threshold.family import Family
@@ -93,6 +93,8 @@ def topk_loss(
         >>> topk_loss(torch.tensor([9.0, -9.0, 9.0]), torch.tensor([0, 2]))
         tensor(0.0003)
     """
+    if type(scores) is not Tensor and (form := form_for("topk_loss", scores)):
+        return form(scores, target, tau, method=method, dim=dim, reduction=reduction, **options)
     check_scores(scores, dim)
     check_reduction(reduction)
     family = threshold_family(method, options)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from khot._tensors import Number, readable, wide_dtype, work_dtype
+from khot._tensors import Number, form_for, readable, wide_dtype, work_dtype
 from khot.checks import check_options, check_scores
 from khot.hard import through
 from khot.registry import Design, find_design, find_method
@@ -49,6 +49,8 @@ def sample(
         >>> (z.mean(0) - torch.tensor([0.2, 0.7, 0.8, 0.3, 1.0, 0.0])).abs().max() < 0.1
         tensor(True)
     """
+    if type(probs) is not Tensor and (form := form_for("sample", probs)):
+        return form(probs, design=design, generator=generator, dim=dim, num_samples=num_samples, k=k, **options)
     row = find_design(design)
     check_scores(probs, dim, "probs")
     x = _work(probs, dim)
@@ -98,6 +100,9 @@ def sample_topk(
         >>> scores.grad
         tensor([-0.1921, -0.1018, -0.0497,  0.3436])
     """
+    if type(scores) is not Tensor and (form := form_for("sample_topk", scores)):
+        drawn: dict[str, Any] = {"design": design, "num_samples": num_samples, "design_options": design_options}
+        return form(scores, k, tau, method=method, generator=generator, largest=largest, dim=dim, **drawn, **options)
     row = find_design(design)
     method_row = find_method(method)
     if not (method_row.sums_to_k and method_row.bounded):

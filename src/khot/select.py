@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from khot._tensors import Number
+from khot._tensors import Number, form_for
 from khot.checks import check, check_options
 from khot.hard import Gathered, through
 from khot.primitives.select import largest as largest_indices
@@ -52,7 +52,7 @@ def select_topk(
         tensor([[1.9640, 2.9640],
                 [5.2449, 6.2449]])
     """
-    return _select(x, scores, k, tau, method, hard, largest, options, indices=False)[0]
+    return select_rows(x, scores, k, tau, method, hard, largest, options, indices=False)[0]
 
 
 def select_topk_with_indices(
@@ -78,12 +78,12 @@ def select_topk_with_indices(
         >>> select_topk_with_indices(x, scores, k=2, hard=True).indices
         tensor([1, 3])
     """
-    values, index = _select(x, scores, k, tau, method, hard, largest, options, indices=True)
+    values, index = select_rows(x, scores, k, tau, method, hard, largest, options, indices=True)
     assert index is not None
     return Gathered(values, index)
 
 
-def _select(
+def select_rows(
     x: Tensor,
     scores: Tensor,
     k: int,
@@ -94,6 +94,9 @@ def _select(
     options: Mapping[str, Any],
     indices: bool,
 ) -> tuple[Tensor, Tensor | None]:
+    """The selected items and, where asked for, their indices."""
+    if type(scores) is not Tensor and (form := form_for("select_topk", scores)):
+        return form(x, scores, k, tau, method, hard, largest, options, indices)
     row = find_method(method)
     check(scores, k, tau, fractional=False)
     check_options(method, options, row.options)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from khot._tensors import Number
+from khot._tensors import Number, form_for
 from khot.checks import check_scores, door, find
 from khot.hard import through, topk_mask, topk_matrix
 from khot.registry import RELAXATIONS, find_method
@@ -48,6 +48,8 @@ def soft_topk(
         >>> soft_topk(scores, k=1, hard=True, largest=False)
         tensor([1., 0., 0., 0.])
     """
+    if type(scores) is not Tensor and (form := form_for("soft_topk", scores)):
+        return form(scores, k, tau, method=method, hard=hard, largest=largest, dim=dim, **options)
     if not largest:
         scores = _negative(scores)
     topk = find_method(method).topk if isinstance(method, str) else _own(method)

@@ -1,6 +1,6 @@
 """Starts sets of gloo processes on the loopback interface, runs the cases in them and reports as JSON lines.
 
-``python -m tests.distributed.launch WORLD...`` imports torch once and forks; no process outlives its parent.
+``python -m tests.distributed.launch [CASE...]`` imports torch once and forks; no process outlives its parent.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+import torch.distributed.tensor  # takes seconds, once
 
 LIMIT = 60  # seconds that a set of processes may take
 PATIENCE = datetime.timedelta(seconds=20)  # that a collective may take
@@ -70,9 +71,9 @@ def _wait(children: list[int]) -> None:
 def run_cases(rank: int, world: int) -> list[dict]:
     from tests.distributed.cases import CASES
 
-    report = []
+    report, wanted = [], sys.argv[1:]
     for name, case in CASES.items():
-        if world not in case.worlds:
+        if world not in case.worlds or wanted and name not in wanted:
             continue
         begin, error = time.monotonic(), ""
         try:
@@ -107,7 +108,7 @@ def main() -> None:
     report = []
     for world in (2, 3, 4):
         report += start(world, run_cases)
-    for world in (2, 3):
+    for world in () if sys.argv[1:] else (2, 3):
         report += start(world, run_losses, datetime.timedelta(seconds=3))
     print(json.dumps(report))
 

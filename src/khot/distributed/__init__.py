@@ -5,6 +5,7 @@ Only sums cross the wire: a few numbers per row and round, however long the rows
 loss, gathered items) counts once: its gradient is whole on every rank and is not to be summed over them again.
 """
 
+from khot.distributed import dtensor as dtensor
 from khot.distributed.hard import gather_topk as gather_topk
 from khot.distributed.hard import topk_mask as topk_mask
 from khot.distributed.loss import topk_loss as topk_loss

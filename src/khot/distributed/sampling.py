@@ -30,6 +30,7 @@ def sample(
     generator: Generator | None = None,
     group: Any = None,
     num_samples: int | None = None,
+    k: int | None = None,
     **options: Any,
 ) -> Tensor:
     r"""This rank's shard of a random k-hot mask with prescribed inclusion probabilities.
@@ -41,6 +42,7 @@ def sample(
         generator: source of random numbers. That of the first rank counts, and the other ranks derive their own from it.
         group: the process group; ``None`` for all processes.
         num_samples: how many independent masks; they are stacked in front.
+        k: the sum of the whole rows, where it shall be checked, or where half precision leaves it in doubt.
         options: the design's own.
 
     Returns:
@@ -53,14 +55,14 @@ def sample(
         tensor(3.)
         >>> dist.destroy_process_group()
     """
-    about = (design, options, num_samples)
+    about = (design, options, num_samples, k)
     wire = meet("sample", local_probs, 0, group=group, options=about, generator=generator, refuse=lambda: check_range(local_probs))
     draw = _find(design, options)
     x = _work(local_probs)
     (total,) = wire.rows.sums(x)
-    size = total.round()
+    size = total.round() if k is None else torch.full_like(total, k)
     if readable(total):
-        check_sum(total, size, torch.finfo(local_probs.dtype).eps, wire.length, None)
+        check_sum(total, size, torch.finfo(local_probs.dtype).eps, wire.length, k)
     return _draw(draw, wire, x, size, num_samples, options).to(local_probs.dtype)
 
 
