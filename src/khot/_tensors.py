@@ -29,12 +29,17 @@ def _private(path: str, fallback: Callable[..., Any]) -> Callable[..., Any]:
     return fallback if found is None else found
 
 
+def _no_groups(name: str) -> NoReturn:
+    raise RuntimeError(f"this torch cannot find the process group {name!r} by its name; call the verb outside of torch.compile")
+
+
 any_autocast: Callable[[], bool] = _private("_C._is_any_autocast_enabled", lambda: True)
 num_modes: Callable[[], int] = _private("_C._len_torch_dispatch_stack", lambda: 1)
 in_transform: Callable[[], bool] = _private("_C._are_functorch_transforms_active", lambda: True)
 _is_wrapped: Callable[[Tensor], bool] = _private("_C._functorch.is_functorch_wrapped_tensor", lambda tensor: True)
 _is_batched: Callable[[Tensor], bool] = _private("_C._functorch.is_legacy_batchedtensor", lambda tensor: False)
 _jit_state: Callable[[], Any] = _private("_C._get_tracing_state", lambda: torch.jit.is_tracing() or None)
+group_named: Callable[[str], Any] = _private("distributed.distributed_c10d._resolve_process_group", _no_groups)
 standard_gamma: Callable[..., Tensor] = _private("_standard_gamma", lambda a, generator=None: torch.distributions.Gamma(a, 1).sample())
 
 

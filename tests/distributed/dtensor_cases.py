@@ -20,7 +20,7 @@ def meshes(world: int) -> list[tuple[Any, tuple[Any, ...]]]:
 
     if world == 4:
         square = init_device_mesh("cpu", (2, 2))
-        return [(square, (Shard(0), Shard(1))), (square, (Replicate(), Shard(1))), (square, (Shard(1), Shard(0)))]
+        return [(square, (Shard(0), Shard(1))), (square, (Replicate(), Shard(1)))]
     line = init_device_mesh("cpu", (world,))
     return [(line, (place,)) for place in (Shard(1), Shard(0), Replicate())]
 
@@ -50,8 +50,10 @@ def soft_masks_of_dtensors(rank: int, world: int) -> None:
     x, weight = rand(5, 11), rand(5, 11, seed=1)
     k, tau = torch.tensor([1.0, 2.5, 3.0, 4.0, 9.0]).double(), torch.tensor(0.7).double()
     for mesh, placements in meshes(world):
-        for method in METHODS if world == 2 and placements[0].is_shard(1) else ("euclidean",):
+        for method in METHODS[::2] if world == 2 and placements[0].is_shard(1) else ("euclidean",):
             both(mesh, placements, lambda s, c, t, method=method: khot.soft_topk(s, c, t, method=method), weight, x, k, tau)
+        if world == 4 and not placements[0].is_shard():
+            continue  # enough for a mesh of that kind
         both(mesh, placements, lambda s: khot.soft_topk(s, 3, 0.5, hard=True, largest=False), weight, x)
         both(mesh, placements, lambda s: khot.soft_topk(s, 2, dim=0), weight, x)
         if not any(place.is_shard(1) for place in placements):
@@ -69,11 +71,11 @@ def hard_masks_of_dtensors(rank: int, world: int) -> None:
         assert tuple(mask.placements) == placements and torch.equal(mask.full_tensor(), khot.topk_mask(x, 4))
         along = khot.topk_mask(placed, torch.arange(10) % 7, dim=0, largest=False)
         assert torch.equal(along.full_tensor(), khot.topk_mask(x, torch.arange(10) % 7, dim=0, largest=False))
-        leaves, wholes = [], [items.clone().requires_grad_(), x.clone().requires_grad_()]
-        expected = khot.gather_topk(*wholes, 4)
+        wholes = items.clone().requires_grad_(), x.clone().requires_grad_()
+        expected = khot.gather_topk(wholes[0], wholes[1], 4)
         (expected.values * weight).sum().backward()
         leaves = [distribute_tensor(value, mesh, placements).requires_grad_() for value in (items, x)]
-        found = khot.gather_topk(*leaves, 4)
+        found = khot.gather_topk(leaves[0], leaves[1], 4)
         assert tuple(found.values.placements) == tuple(found.indices.placements) == placements
         (found.values * distribute_tensor(weight, mesh, placements)).sum().backward()
         assert torch.equal(found.indices.full_tensor(), expected.indices)
@@ -129,7 +131,9 @@ def losses_of_dtensors(rank: int, world: int) -> None:
             expected = khot.topk_loss(whole, goal, tau, reduction=reduction)
             expected.sum().backward()
             placed, over = distribute_tensor(x.clone(), mesh, placements).requires_grad_(), tau.detach().clone().requires_grad_()
-            found = khot.topk_loss(placed, goal if reduction == "sum" else distribute_tensor(goal, mesh, placements), over, reduction=reduction)
+            found = khot.topk_loss(
+                placed, goal if reduction == "sum" else distribute_tensor(goal, mesh, placements), over, reduction=reduction
+            )
             found.sum().backward()
             close(found.detach().full_tensor(), expected.detach(), 32)
             close(placed.grad.full_tensor(), whole.grad, 32)
@@ -152,3 +156,25 @@ def refusals_of_dtensors(rank: int, world: int) -> None:
     refused(TypeError, "to_local()", lambda: khot.soft_topk_matrix(placed, 2))
     refused(ValueError, "k must be a scalar or of shape (4,)", lambda: khot.soft_topk(placed, torch.ones(3)))
     assert_close(khot.soft_topk(placed, 2).full_tensor(), khot.soft_topk(x, 2))
+
+
+@case(2, slow=True)
+def compiled_dtensors(rank: int, world: int) -> None:
+    """One graph, the collectives inside of its operators."""
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    mesh, x = init_device_mesh("cpu", (world,)), rand(4, 6)
+
+    def work(scores: Any) -> Any:
+        return khot.soft_topk(scores * 2, 2, 0.5, hard=True) * scores + khot.topk_mask(scores, 3)
+
+    whole = x.clone().requires_grad_()
+    expected = work(whole)
+    expected.square().sum().backward()
+    for place in (Shard(1), Shard(0)):
+        placed = distribute_tensor(x.clone(), mesh, [place]).requires_grad_()
+        found = torch.compile(work, fullgraph=True, backend="aot_eager")(placed)
+        found.square().sum().backward()
+        assert tuple(found.placements) == (place,)
+        close(found.detach().full_tensor(), expected.detach(), 8)
+        close(placed.grad.full_tensor(), whole.grad, 32)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch.testing import assert_close
@@ -51,7 +53,8 @@ def samples(rank: int, world: int) -> None:
     full[:, 3], full[:, 15] = 1.0, 0.0
     full = khot.soft_topk(torch.logit(full.clamp(1e-6, 1 - 1e-6)), 6)
     number = 3000
-    for design, options in (("systematic", {}), ("systematic", {"order": "fixed"}), ("pareto", {})):
+    designs: tuple[tuple[str, dict[str, Any]], ...] = (("systematic", {}), ("systematic", {"order": "fixed"}), ("pareto", {"k": 6}))
+    for design, options in designs:
         generator = torch.Generator().manual_seed(5 + rank)  # ranks need not agree on it
         z = khot.distributed.sample(shard(full, rank, world), design=design, num_samples=number, generator=generator, **options)
         assert bool(((z == 0) | (z == 1)).all())

@@ -18,16 +18,17 @@ Run = Callable[[int, int], None]
 class Case(NamedTuple):
     run: Run
     worlds: tuple[int, ...]
+    slow: bool
 
 
 CASES: dict[str, Case] = {}
 
 
-def case(*worlds: int) -> Callable[[Run], Run]:
-    """File a function of ``(rank, world)`` for these numbers of processes."""
+def case(*worlds: int, slow: bool = False) -> Callable[[Run], Run]:
+    """File a function of ``(rank, world)`` for these numbers of processes; a slow one runs where it is asked for by name."""
 
     def file(run: Run) -> Run:
-        CASES[run.__name__] = Case(run, worlds)
+        CASES[run.__name__] = Case(run, worlds, slow)
         return run
 
     return file

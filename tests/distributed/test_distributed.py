@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,14 +16,14 @@ import khot
 from tests.distributed.cases import CASES
 
 ROOT = Path(__file__).parents[2]
-LIMIT = 240  # seconds for all processes together, on a busy machine
+LIMIT = 600  # seconds for all processes together, on a busy machine
 
 
-@pytest.fixture(scope="module")
-def reports() -> Iterator[list[dict]]:
+def launch(*names: str) -> list[dict]:
+    """What the processes report of these cases, or of all that are not slow."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(khot.__file__).parents[1])])}
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.distributed.launch"],
+        [sys.executable, "-m", "tests.distributed.launch", *names],
         cwd=ROOT,
         env=env,
         stdout=subprocess.PIPE,
@@ -42,15 +41,39 @@ def reports() -> Iterator[list[dict]]:
             else:
                 process.wait()
     assert process.returncode == 0, err
-    yield json.loads(out.splitlines()[-1])
+    return json.loads(out.splitlines()[-1])
 
 
-@pytest.mark.parametrize(("name", "world"), [(name, world) for name, case in CASES.items() for world in case.worlds])
-def test_case(reports: list[dict], name: str, world: int) -> None:
+@pytest.fixture(scope="module")
+def reports() -> list[dict]:
+    return launch()
+
+
+@pytest.fixture(scope="module")
+def slow_reports() -> list[dict]:
+    return launch(*(name for name, case in CASES.items() if case.slow))
+
+
+def pairs(slow: bool) -> list[tuple[str, int]]:
+    return [(name, world) for name, case in CASES.items() for world in case.worlds if case.slow is slow]
+
+
+def judge(reports: list[dict], name: str, world: int) -> None:
     found = [report for report in reports if report["case"] == name and report["world"] == world]
     assert sorted(report["rank"] for report in found) == list(range(world)), "a rank did not report"
     errors = [report for report in found if report["error"]]
     assert not errors, "\n".join(f"rank {report['rank']}: {report['error']}" for report in errors)
+
+
+@pytest.mark.parametrize(("name", "world"), pairs(slow=False))
+def test_case(reports: list[dict], name: str, world: int) -> None:
+    judge(reports, name, world)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "world"), pairs(slow=True))
+def test_slow_case(slow_reports: list[dict], name: str, world: int) -> None:
+    judge(slow_reports, name, world)
 
 
 @pytest.mark.parametrize(("world", "seconds"), [(3, 6), (2, 8)], ids=["killed", "never comes"])

@@ -92,3 +92,8 @@ class Wire:
 
     def _shared(self, column: Tensor) -> Tensor:
         return _Shared.apply(column, self.group)
+
+
+def name_of(group: Any) -> str:
+    """The name by which an operator knows a process group."""
+    return (dist.group.WORLD if group is None else group).group_name  # pyright: ignore[reportOptionalMemberAccess]

@@ -82,8 +82,7 @@ class Placed:
             return value
         from torch.distributed.tensor import DTensor, Replicate
 
-        whole = value.new_empty((1,)).expand(self.shape) if not is_dtensor(value) else value.to_local().new_empty((1,)).expand(self.shape)
-        check_per_row(name, value, whole, self.items)
+        check_per_row(name, value, torch.empty(self.shape, device="meta"), self.items)
         rows = (*self.shape[: self.items], *self.shape[self.items + 1 :])
         wide = value.expand(rows)
         placed: Any = wide if is_dtensor(wide) else DTensor.from_local(wide, self.mesh, [Replicate()] * self.mesh.ndim, run_check=False)
@@ -115,9 +114,8 @@ class Placed:
 
 
 def _is_even(place: Any) -> bool:
-    from torch.distributed.tensor import Replicate, Shard
-
-    return type(place) in (Shard, Replicate)
+    """Whether the parts stand one behind the other in the order of the ranks, or are all the same. A strided shard is neither."""
+    return place.is_replicate() or place.is_shard() and not hasattr(place, "split_factor")
 
 
 def _moved(place: Any, items: int, by: int) -> Any:
@@ -133,9 +131,7 @@ def _moved(place: Any, items: int, by: int) -> Any:
 def soft_topk(scores: Any, k: Number, tau: Number, *, largest: bool, dim: int, **named: Any) -> Any:
     placed = Placed.of(scores, dim)
     x = _signed(placed.local(scores), largest)
-    return placed.mask(
-        placed.choose(soft.soft_topk, sharded_soft.soft_topk, x, placed.beside(k, "k"), placed.beside(tau, "tau"), **named)
-    )
+    return placed.mask(placed.choose(soft.soft_topk, sharded_soft.soft_topk, x, placed.beside(k, "k"), placed.beside(tau, "tau"), **named))
 
 
 @files("topk_mask")

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from khot._tensors import Number, wide_dtype, work_dtype
+from khot._tensors import Number, group_named, wide_dtype, work_dtype
 from khot.checks import check_k
 from khot.distributed._meet import meet
-from khot.distributed._wire import Wire
+from khot.distributed._wire import Wire, name_of
 from khot.hard import Gathered, check_items, check_whole_values, through
 from khot.primitives.select import hard_mask, largest
 from khot.primitives.threshold.rows import count_kth
@@ -36,6 +37,8 @@ def topk_mask(local_scores: Tensor, k: Number, *, group: Any = None) -> Tensor:
         tensor([0., 1., 0., 1.])
         >>> dist.destroy_process_group()
     """
+    if is_compiling():
+        return mask_shard(local_scores, k, group)
     wire = meet("topk_mask", local_scores, k, group=group)
     check_whole_values(k)
     return shard_of_mask(wire, local_scores, k)
@@ -56,6 +59,22 @@ def shard_of_mask(wire: Wire, scores: Tensor, k: Number) -> Tensor:
     room = count - num_above.sum(0) - num_level[: wire.rank].sum(0)  # equal scores on earlier ranks come first
     chosen = (above | level & (level.cumsum(-1) <= room)) & (x > -torch.inf)
     return chosen.to(scores.dtype).masked_fill(num_nan.sum(0) > 0, torch.nan)
+
+
+def mask_shard(scores: Tensor, k: Number, group: Any) -> Tensor:
+    """:func:`khot.distributed.topk_mask` in a graph."""
+    rows, number = (k.detach(), 0.0) if isinstance(k, Tensor) else (None, float(k))
+    return _mask(scores.detach(), rows, number, name_of(group))
+
+
+@torch.library.custom_op("khot::sharded_mask", mutates_args=())
+def _mask(x: Tensor, k: Tensor | None, number: float, places: str) -> Tensor:
+    return topk_mask(x, number if k is None else k, group=group_named(places)).contiguous()
+
+
+@_mask.register_fake
+def _(x: Tensor, k: Tensor | None, number: float, places: str) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def gather_topk(local_x: Tensor, local_mask: Tensor, k: int, *, dim: int = -2, group: Any = None) -> Gathered:

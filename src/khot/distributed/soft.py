@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from khot._tensors import Number
 from khot.checks import within_range
+from khot.distributed import compiled
 from khot.distributed._meet import meet
 from khot.distributed._wire import Wire
 from khot.distributed.hard import shard_of_mask
@@ -53,6 +55,8 @@ def soft_topk(
         tensor([0.0474, 0.9526, 0.2689, 0.7311])
         >>> dist.destroy_process_group()
     """
+    if is_compiling():
+        return compiled.soft_shard(local_scores, k, tau, method, group, hard, options)
     wire = meet("soft_topk", local_scores, k, tau, group=group, options=(method, options, hard))
     soft = solve_shard(wire, local_scores, k, tau, method, options)
     if not hard:

@@ -33,6 +33,11 @@ def solve_mask(scores: Tensor, k: Number, tau: Number, family: Family, rows: Row
     return solve_columns(scores, k, tau, family)
 
 
+def solve_spread(scores: Tensor, k: Number, tau: Number, family: Family, places: str) -> Tensor:
+    """:func:`solve_mask` as one operator, for rows spread over the places of that name."""
+    return by_operator(scores, column(k, scores), column(tau, scores), family, places)
+
+
 def solve_columns(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor:
     """:func:`solve_mask` with ``k`` and ``tau`` already numbers or ``(..., 1)`` columns."""
     if in_forward_mode():
@@ -43,15 +48,15 @@ def solve_columns(scores: Tensor, k: Number, tau: Number, family: Family) -> Ten
             return _apply_fused(scores, k, tau, family, native)
         return native.forward(scores, k, tau, family.name, shift=False)[0]
     if is_recorded():
-        return _by_operator(scores, k, tau, family)
+        return by_operator(scores, k, tau, family)
     return _Rule.apply(scores, k, tau, family, False, LOCAL)[0]
 
 
-def _by_operator(scores: Tensor, k: Number, tau: Number, family: Family) -> Tensor:
+def by_operator(scores: Tensor, k: Number, tau: Number, family: Family, places: str = "") -> Tensor:
     """The same as one registered operator, so that no compiler unrolls the search."""
     k_rows, k_value = (k, 0.0) if isinstance(k, Tensor) else (None, k)
     tau_rows, tau_value = (tau, 0.0) if isinstance(tau, Tensor) else (None, tau)
-    return torch.ops.khot.threshold_forward(scores, k_rows, k_value, tau_rows, tau_value, family.name, family.alpha)[0]
+    return torch.ops.khot.threshold_forward(scores, k_rows, k_value, tau_rows, tau_value, family.name, family.alpha, places)[0]
 
 
 def _learns(k: Number, tau: Number) -> bool:

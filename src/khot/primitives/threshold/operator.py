@@ -16,20 +16,23 @@ from khot._tensors import Number, wide_dtype
 from khot.primitives.operators import define, derive
 from khot.primitives.threshold.autograd import gradients, mask_and_shift
 from khot.primitives.threshold.family import family_of
+from khot.primitives.threshold.rows import rows_of
 
 _FORWARD = (
-    "threshold_forward(Tensor x, Tensor? k, float k_value, Tensor? tau, float tau_value, str family, float alpha) -> (Tensor, Tensor)"
+    "threshold_forward(Tensor x, Tensor? k, float k_value, Tensor? tau, float tau_value, str family, float alpha, str places='')"
+    " -> (Tensor, Tensor)"
 )
 _BACKWARD = (
     "threshold_backward(Tensor grad, Tensor y, Tensor x, Tensor shift, Tensor? tau, float tau_value, str family, float alpha,"
-    " bool learns_tau) -> (Tensor, Tensor, Tensor)"
+    " bool learns_tau, str places='') -> (Tensor, Tensor, Tensor)"
 )
 
 
 def _forward(
-    x: Tensor, k: Tensor | None, k_value: float, tau: Tensor | None, tau_value: float, family: str, alpha: float
+    x: Tensor, k: Tensor | None, k_value: float, tau: Tensor | None, tau_value: float, family: str, alpha: float, places: str = ""
 ) -> tuple[Tensor, Tensor]:
-    y, shift = mask_and_shift(x, k_value if k is None else k, tau_value if tau is None else tau, family_of(family, alpha))
+    count, over = k_value if k is None else k, tau_value if tau is None else tau
+    y, shift = mask_and_shift(x, count, over, family_of(family, alpha), rows_of(places, x, count, over))
     return y.contiguous(), shift.to(wide_dtype(x))
 
 
@@ -39,21 +42,30 @@ def _forward_fake(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 
 
 def _backward(
-    grad: Tensor, y: Tensor, x: Tensor, shift: Tensor, tau: Tensor | None, tau_value: float, family: str, alpha: float, learns_tau: bool
+    grad: Tensor,
+    y: Tensor,
+    x: Tensor,
+    shift: Tensor,
+    tau: Tensor | None,
+    tau_value: float,
+    family: str,
+    alpha: float,
+    learns_tau: bool,
+    places: str = "",
 ) -> tuple[Tensor, Tensor, Tensor]:
     over = tau_value if tau is None else tau
-    native = kernels.pick("threshold", family, y, grad, over)
+    native = None if places else kernels.pick("threshold", family, y, grad, over)
     if native is not None:
         gx, gk, gtau = native.backward(grad, y, over, family, x if learns_tau else None, shift.contiguous(), grad_k=True)
         return gx, gk, torch.zeros_like(gk) if gtau is None else gtau
-    return _formula(grad, y, x, shift, over, family, alpha, learns_tau)
+    return _formula(grad, y, x, shift, over, family, alpha, learns_tau, places)
 
 
 def _formula(
-    grad: Tensor, y: Tensor, x: Tensor, shift: Tensor, tau: Number, family: str, alpha: float, learns_tau: bool
+    grad: Tensor, y: Tensor, x: Tensor, shift: Tensor, tau: Number, family: str, alpha: float, learns_tau: bool, places: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    near = shift.to(torch.promote_types(y.dtype, torch.float32))
-    gx, gk, gtau, _ = gradients(grad, y, x if learns_tau else None, near, tau, family_of(family, alpha), True, learns_tau)
+    near, rows = shift.to(torch.promote_types(y.dtype, torch.float32)), rows_of(places)
+    gx, gk, gtau, _ = gradients(grad, y, x if learns_tau else None, near, tau, family_of(family, alpha), True, learns_tau, rows)
     assert gx is not None and gk is not None
     wide = gk.to(wide_dtype(y))
     return gx.to(y.dtype).contiguous(), wide, torch.zeros_like(wide) if gtau is None else gtau.to(wide.dtype)
@@ -65,7 +77,7 @@ def _backward_fake(grad: Tensor, y: Tensor, *_: Any) -> tuple[Tensor, Tensor, Te
 
 
 def _forward_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, k, _, tau, ctx.tau_value, ctx.family, ctx.alpha = inputs
+    x, k, _, tau, ctx.tau_value, *ctx.rest = inputs
     y, shift = output
     ctx.mark_non_differentiable(shift)
     ctx.learns_k, ctx.learns_tau = k is not None, tau is not None
@@ -76,8 +88,9 @@ def _forward_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Te
 def _forward_derivative(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     y, shift, x, *rest = ctx.saved_tensors
     k, tau = (rest.pop(0) if ctx.learns_k else None), (rest.pop(0) if ctx.learns_tau else None)
-    gx, gk, gtau = torch.ops.khot.threshold_backward(grad, y, x, shift, tau, ctx.tau_value, ctx.family, ctx.alpha, ctx.learns_tau)
-    return gx, _like(gk, k), None, _like(gtau, tau), None, None, None
+    family, alpha, places = ctx.rest
+    gx, gk, gtau = torch.ops.khot.threshold_backward(grad, y, x, shift, tau, ctx.tau_value, family, alpha, ctx.learns_tau, places)
+    return gx, _like(gk, k), None, _like(gtau, tau), None, None, None, None
 
 
 def _like(grad: Tensor, value: Tensor | None) -> Tensor | None:
@@ -92,14 +105,14 @@ def _backward_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, T
 def _backward_derivative(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     """The formula of the first derivative, differentiated."""
     grad, y, x, shift, *tau = ctx.saved_tensors
-    tau_value, family, alpha, learns_tau = ctx.rest
+    tau_value, *rest = ctx.rest
     inputs = [value.detach().requires_grad_() for value in (grad, y, x, *tau)]
     over = inputs[3] if tau else tau_value
     with torch.enable_grad():
-        outputs = _formula(inputs[0], inputs[1], inputs[2], shift, over, family, alpha, learns_tau)
+        outputs = _formula(inputs[0], inputs[1], inputs[2], shift, over, *rest)
         used = [(out, g) for out, g in zip(outputs, grads, strict=True) if out.requires_grad and g is not None]
         found = torch.autograd.grad([out for out, _ in used], inputs, [g for _, g in used], allow_unused=True)
-    return found[0], found[1], found[2], None, found[3] if tau else None, None, None, None, None
+    return found[0], found[1], found[2], None, found[3] if tau else None, None, None, None, None, None
 
 
 def _forward_vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -99,6 +100,20 @@ def count_kth(x: Tensor, rank: Tensor, sums: Callable[..., tuple[Tensor, ...]]) 
 
 
 LOCAL = Rows(sums=lambda *values: tuple(wide_sum(value) for value in values), kth=sort_kth, local=True)
+
+
+_resolvers: list[Callable[..., Rows]] = []
+
+
+def resolves(resolver: Callable[..., Rows]) -> Callable[..., Rows]:
+    """File ``resolver(places, x, k, tau)``, which knows the rows that are spread over the places of a name."""
+    _resolvers.append(resolver)
+    return resolver
+
+
+def rows_of(places: str, *arguments: Any) -> Rows:
+    """What an operator's ``places`` stands for: nothing for a row that is all here, else the name of where it is spread over."""
+    return _resolvers[0](places, *arguments) if places else LOCAL
 
 
 def pieces(x: Tensor, rows: Rows = LOCAL) -> tuple[Tensor, ...]:
