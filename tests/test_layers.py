@@ -32,6 +32,7 @@ LAYERS = {
     "FeatureSelector": Row(lambda: khot.nn.FeatureSelector(12, k=3), 12, "scores"),
     "FeatureSelector hard": Row(lambda: khot.nn.FeatureSelector(12, k=3, hard=True, method="gaussian"), 12, "scores"),
     "FeatureSelector sampled": Row(lambda: khot.nn.FeatureSelector(12, k=3, design="systematic", always=[5]), 12, "scores"),
+    "Dictionary": Row(lambda: khot.nn.Dictionary(12, 30, k=3), 12, "atoms"),
     "LearnedK": Row(lambda: khot.nn.LearnedK(12, mean=3), 12, "weight"),
     "TopKRouter": Row(lambda: khot.nn.TopKRouter(12, 6, k=2), 12, "weight", lambda gate: gate.weights),
     "TopKRouter soft": Row(lambda: khot.nn.TopKRouter(12, 6, k=2, hard=False, bias=True), 12, "weight", lambda gate: gate.weights),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("features", "wide", "routing", "sparse", "autoencoder")
+NAMES = ("features", "wide", "routing", "sparse", "autoencoder", "neighbours")
 
 
 def main(argv: list[str]) -> int:

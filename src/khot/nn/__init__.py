@@ -2,6 +2,7 @@
 
 from khot.nn.annealing import anneal as anneal
 from khot.nn.csr import to_csr as to_csr
+from khot.nn.dictionary import Dictionary as Dictionary
 from khot.nn.differentiable_topk import DifferentiableTopK as DifferentiableTopK
 from khot.nn.experts import StackedFeedForward as StackedFeedForward
 from khot.nn.feature_selector import FeatureSelector as FeatureSelector
@@ -9,6 +10,7 @@ from khot.nn.learned_k import LearnedK as LearnedK
 from khot.nn.moe import MoE as MoE
 from khot.nn.routing import Routing as Routing
 from khot.nn.sample_topk import SampleTopK as SampleTopK
+from khot.nn.soft_knn import SoftKNN as SoftKNN
 from khot.nn.soft_topk import SoftTopK as SoftTopK
 from khot.nn.sparse_autoencoder import SparseAutoencoder as SparseAutoencoder
 from khot.nn.sparse_linear import SparseLinear as SparseLinear

@@ -1,0 +1,159 @@
+"""Neighbours: a small network is trained so that the k nearest training images have the right label; MNIST and Fashion-MNIST."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bench.applications.cells import options, pivot, run
+from bench.applications.data import images
+from bench.common import Table, chosen, print_tables
+from khot.nn import SoftKNN
+from khot.sklearn._search import nearest
+
+# Accuracies of Grover et al. (ICLR 2019, table 3), best k of 1, 3, 5, 9; Fashion-MNIST with a much larger network.
+PUBLISHED = {"mnist": {"pixels": 97.2, "NeuralSort": 99.5, "cross entropy": 99.4},
+             "fashion": {"pixels": 85.8, "NeuralSort, ResNet18": 93.5, "cross entropy, ResNet18": 93.4}}  # fmt: skip
+KS = (1, 3, 5, 9)
+HELD, BATCH, SHIFT = 5000, 200, 2  # validation images, images in a step, pixels that an image is shifted by
+EPOCHS = 10
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class Small(nn.Sequential):
+    """The network of the protocol: two convolutions of 5 x 5 with 20 and 50 channels, 500 features."""
+
+    def __init__(self) -> None:
+        convolved = [nn.Conv2d(1, 20, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.ReLU(), nn.MaxPool2d(2)]
+        super().__init__(*convolved, nn.Flatten(), nn.Linear(800, 500))
+
+
+class NCA(nn.Module):
+    """Neighbourhood components analysis (Goldberger et al. 2005): the chance that a softmax over distances draws the right label."""
+
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        chance = -torch.cdist(z, z).square() / z.shape[-1] ** 0.5
+        chance = chance.masked_fill(torch.eye(len(z), dtype=torch.bool), -torch.inf).log_softmax(-1)
+        same = (y[:, None] == y).fill_diagonal_(False)
+        return -torch.where(same, chance, -torch.inf).logsumexp(-1)[same.any(-1)].mean()
+
+
+class Khot(nn.Module):
+    def __init__(self, k: int = 9, tau: float = 0.1) -> None:
+        super().__init__()
+        self.knn = SoftKNN(k, tau=tau)
+
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        return self.knn.loss(z, None, y)
+
+
+class CrossEntropy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(500, 10)
+
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(z.relu()), y)
+
+
+ROWS: dict[str, Callable[[], nn.Module] | None] = {"khot": Khot, "nca": NCA, "cross-entropy": CrossEntropy, "pixels": None}
+
+
+def main(argv: list[str]) -> int:
+    made = options("neighbours", __doc__)
+    made.add_argument("--epochs", type=int)
+    made.add_argument("--data-sets", default="fashion,mnist", help="comma separated, default fashion,mnist")
+    made.add_argument("--validate", action="store_true", help="score on the validation images only: for tuning")
+    given = made.parse_args(argv)
+    epochs = given.epochs or (1 if given.quick else EPOCHS)
+    names = ["mnist"] if given.quick else given.data_sets.split(",")
+    rows = chosen(given.rows, ROWS, ["khot", "cross-entropy"] if given.quick else None)
+    part = "validation" if given.validate else "test"
+    cells = [
+        {"data": data, "row": row, "seed": seed, "epochs": epochs, "part": part}
+        for data in names for seed in range(given.seeds or (1 if given.quick else 3)) for row in rows if row != "pixels" or seed == 0
+    ]  # fmt: skip
+    print_tables(tables(run("neighbours", given, cells, functools.partial(_cell, folder=given.data))))
+    return 0
+
+
+def _cell(data: str, row: str, seed: int, epochs: int, part: str, folder: Path) -> dict[str, Any]:
+    x, y = (torch.from_numpy(values) for values in images(data, "train", folder))
+    order = torch.from_numpy(np.random.RandomState(seed).permutation(len(x)))
+    held, rows = order[: min(HELD, len(x) // 6)], order[min(HELD, len(x) // 6) :]
+    torch.manual_seed(seed)
+    make, net, found = ROWS[row], nn.Identity(), {}
+    if make is not None:
+        net = Small().to(memory_format=torch.channels_last)
+        found = train(net, make(), x[rows], y[rows], epochs, flip=data == "fashion")
+    points = embed(net, x[rows])
+    scores = accuracies(points, y[rows], embed(net, x[held]), y[held])
+    k = max(scores, key=lambda each: scores[each])
+    found |= {"k": k, "validation": scores[k]}
+    if part == "test":
+        x, z = (torch.from_numpy(values) for values in images(data, "t10k", folder))
+        found["accuracy"] = accuracies(points, y[rows], embed(net, x), z)[k]
+    return found
+
+
+def train(net: nn.Module, loss: nn.Module, x: Tensor, y: Tensor, epochs: int, *, flip: bool) -> dict[str, float]:
+    """The same optimizer, schedule, images and shifts for every loss."""
+    steps = epochs * (len(x) // BATCH)
+    optimizer = torch.optim.AdamW([*net.parameters(), *loss.parameters()], lr=1e-3, weight_decay=5e-4)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=max(2, steps), pct_start=0.2)
+    spent, value = 0.0, torch.zeros(())
+    for rows in (rows for _ in range(epochs) for rows in torch.randperm(len(x)).split(BATCH)[: len(x) // BATCH]):
+        images = moved(x[rows], flip).to(memory_format=torch.channels_last)
+        began = time.perf_counter()
+        value = loss(net(images), y[rows])
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        spent += time.perf_counter() - began
+        schedule.step()
+    extra = {"tau": loss.knn.tau.item()} if isinstance(loss, Khot) else {}
+    return {"loss": value.item(), "step_ms": 1000 * spent / max(1, steps)} | extra
+
+
+def moved(x: Tensor, flip: bool) -> Tensor:
+    """Images ``(B, 1, 28, 28)``, each shifted by up to ``SHIFT`` pixels and, if asked, half of them mirrored."""
+    padded = F.pad(x.view(-1, 1, 28, 28), (SHIFT,) * 4)
+    at = torch.randint(2 * SHIFT + 1, (2, len(x), 1)) + torch.arange(28)
+    if flip:
+        at[1] = torch.where(torch.rand(len(x), 1) < 0.5, at[1].flip(-1), at[1])
+    return padded[torch.arange(len(x))[:, None, None], 0, at[0][:, :, None], at[1][:, None, :]].unsqueeze(1)
+
+
+@torch.no_grad()
+def embed(net: nn.Module, x: Tensor) -> Tensor:
+    if isinstance(net, nn.Identity):
+        return x
+    return torch.cat([net(rows.view(-1, 1, 28, 28).to(memory_format=torch.channels_last)) for rows in x.split(1000)])
+
+
+def accuracies(points: Tensor, labels: Tensor, query: Tensor, truth: Tensor) -> dict[int, float]:
+    """Right answers in per cent by the majority of the k nearest, for every k."""
+    votes = F.one_hot(labels[nearest(points, query, max(KS)).indices], 10).cumsum(1)  # (M, k, classes)
+    return {k: 100 * float((votes[:, k - 1].argmax(-1) == truth).float().mean()) for k in KS}
+
+
+def tables(rows: list[dict[str, Any]]) -> list[Table]:
+    made = []
+    for part in dict.fromkeys(row["part"] for row in rows):
+        mine = [row for row in rows if row["part"] == part]
+        note = "; ".join(f"{data}: " + ", ".join(f"{row} {value}" for row, value in said.items()) for data, said in PUBLISHED.items())
+        value = "accuracy" if part == "test" else "validation"
+        made.append(pivot(f"{part} accuracy, per cent", mine, "row", "data", value, digits=2, note=f"Published, not rerun: {note}."))
+        trained = [row for row in mine if math.isfinite(row.get("step_ms", math.nan))]
+        made.append(pivot("ms of a step", trained, "row", "data", "step_ms", digits=1))
+    return made
