@@ -11,12 +11,14 @@
 #include <thread>
 #include <vector>
 
+#include "check_curve.h"
 #include "check_hard.h"
 
 extern "C" {
-int khot_threshold_forward(int, int, const void*, void*, const double*, double, const double*, double, double*, int64_t, int64_t, int);
+int khot_threshold_forward(int, int, const void*, void*, const double*, double, const double*, double, double*, int64_t, int64_t, int,
+                           const void*);
 int khot_threshold_backward(int, int, const void*, const void*, const void*, const double*, void*, double*, double*, const double*, double,
-                            int64_t, int64_t, int);
+                            int64_t, int64_t, int, const void*);
 int khot_order(int, const void*, int64_t*, int64_t, int64_t, int);
 int khot_tournament_forward(int, const void*, const double*, double, double, int, int64_t*, void*, int64_t, int64_t, int64_t, int, int);
 int khot_tournament_backward(int, const void*, const double*, double, double, int, const int64_t*, const void*, void*, double*, int64_t, int64_t,
@@ -72,9 +74,9 @@ static void check(int family, int dtype, int64_t rows, int64_t n, int kind, int 
     if (dtype > 1) std::memcpy(x.get() + 2 * i, &half, 2), std::memcpy(g.get() + 2 * i, &half, 2);
   }
   for (int64_t r = 0; r < rows; r++) k[r] = double(n) * double(random() % 1001) / 1000, tau[r] = 0.1 + double(random() % 100) / 50;
-  int code = khot_threshold_forward(family, dtype, x.get(), y.get(), k.data(), 0, tau.data(), 0, shift.data(), rows, n, threads);
+  int code = khot_threshold_forward(family, dtype, x.get(), y.get(), k.data(), 0, tau.data(), 0, shift.data(), rows, n, threads, curve_of(family));
   code |= khot_threshold_backward(family, dtype, y.get(), g.get(), x.get(), shift.data(), gx.get(), gk.data(), gtau.data(), tau.data(), 0, rows, n,
-                                  threads);
+                                  threads, curve_of(family));
   if (code) failures++, std::printf("family %d type %d n %lld kind %d: code %d\n", family, dtype, (long long)n, kind, code);
   double eps = dtype == 0 ? 1.2e-7 : dtype == 1 ? 2.3e-16 : dtype == 2 ? 8e-3 : 1e-3;
   for (int64_t r = 0; r < rows; r++) {
@@ -196,7 +198,7 @@ int main() {
   std::printf("%s\n", khot_isa());
   std::mt19937 random(1);
   const int64_t sizes[] = {1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 100, 129, 511, 513, 1000, 4097, 5003, 17000, 70001};
-  for (int family = 0; family < 4; family++)
+  for (int family = 0; family < 6; family++)
     for (int dtype = 0; dtype < 4; dtype++)
       for (int64_t n : sizes)
         for (int kind = 0; kind < 9; kind++)
@@ -208,7 +210,7 @@ int main() {
   for (int t = 0; t < 8; t++) {
     many.emplace_back([t] {
       std::mt19937 own(t);
-      for (int i = 0; i < 20; i++) check(t % 4, i % 2, 5, 200 + 300 * i, i % 5, 2, own);
+      for (int i = 0; i < 20; i++) check(t % 6, i % 2, 5, 200 + 300 * i, i % 5, 2, own);
     });
   }
   for (std::thread& t : many) t.join();

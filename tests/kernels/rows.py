@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -38,7 +40,7 @@ def hostile(n: int, seed: int = 0) -> dict[str, Tensor]:
     return {name: row.float().double() for name, row in rows.items()}
 
 
-def truth(x: np.ndarray, k: float, tau: float, family: str) -> np.ndarray:
+def truth(x: np.ndarray, k: float, tau: float, family: str | Callable[..., np.ndarray]) -> np.ndarray:
     """One row in float64, with the meaning of infinities and of the ends of k; bisection about a score near the threshold."""
     if np.isnan(x).any():
         return np.full_like(x, np.nan)
@@ -50,9 +52,10 @@ def truth(x: np.ndarray, k: float, tau: float, family: str) -> np.ndarray:
     finite, rest = x[np.isfinite(x)], k - certain
     centre = np.sort(finite)[::-1][int(np.ceil(rest)) - 1]
     z = np.clip((finite - centre) / tau, -1e300, 1e300)
-    shift = _bisect(z, rest, CDFS[family])
+    cdf = CDFS[family] if isinstance(family, str) else family
+    shift = _bisect(z, rest, cdf)
     y = np.where(x == np.inf, 1.0, 0.0)
-    y[np.isfinite(x)] = CDFS[family](z + shift)
+    y[np.isfinite(x)] = cdf(z + shift)
     return y
 
 

@@ -190,14 +190,14 @@ def test_entry_points_check_what_they_are_given() -> None:
     p, column = x.data_ptr(), numbers.data_ptr()
 
     def forward_code(family=0, dtype=0, x=p, y=p, rows=3, n=5) -> int:
-        return forward(family, dtype, x, y, None, 2.0, None, 1.0, None, rows, n, 1)
+        return forward(family, dtype, x, y, None, 2.0, None, 1.0, None, rows, n, 1, None)
 
     def backward_code(family=0, dtype=0, y=p, gx=p, x=p, shift=column, rows=3, n=5) -> int:
-        return backward(family, dtype, y, p, x, shift, gx, None, column, None, 1.0, rows, n, 1)
+        return backward(family, dtype, y, p, x, shift, gx, None, column, None, 1.0, rows, n, 1, None)
 
     for code in (forward_code, backward_code):
         assert code(family=9) == 1 and code(dtype=9) == 2 and code(rows=-1) == 3 and code(n=-1) == 3 and code(n=2**62) == 3
-        assert code(y=None) == 4 and code(rows=0, y=None) == 0
+        assert code(y=None) == 4 and code(rows=0, y=None) == 0 and code(family=5) == 4  # which wants a table
     assert forward_code(x=None) == 4 and backward_code(gx=None) == 4 and backward_code(x=None) == 4 and backward_code(shift=None) == 4
     assert forward_code() == 0 and backward_code() == 0
 

@@ -11,9 +11,10 @@ from torch import Tensor, empty_like, get_num_threads  # a look into torch itsel
 
 from khot._tensors import Number, in_reach
 from khot.kernels import register
+from khot.kernels.curve import Curve
 from khot.kernels.library import LIBRARY, tell_once
 
-FAMILIES = {"sigmoid": 0, "euclidean": 1, "laplace": 2, "gaussian": 3}
+FAMILIES = {"sigmoid": 0, "euclidean": 1, "laplace": 2, "gaussian": 3, "entmax15": 4, "entmax": 5}
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 # What the entry points return, see kernel.h.
 ERRORS = {
@@ -26,7 +27,9 @@ ERRORS = {
 }
 
 
-def forward(x: Tensor, k: Number, tau: Number, family: str, *, shift: bool = True) -> tuple[Tensor, Tensor | None]:
+def forward(
+    x: Tensor, k: Number, tau: Number, family: str, *, shift: bool = True, curve: Callable[[], Curve] | None = None
+) -> tuple[Tensor, Tensor | None]:
     """The mask, and the threshold of every row as a float64 column if asked for.
 
     Args:
@@ -35,6 +38,7 @@ def forward(x: Tensor, k: Number, tau: Number, family: str, *, shift: bool = Tru
         tau: a number or a ``(..., 1)`` column.
         family: a key of :data:`FAMILIES`.
         shift: whether to return the thresholds.
+        curve: of a family that has one.
     """
     if not x.is_contiguous():
         x = dense(x)
@@ -43,11 +47,15 @@ def forward(x: Tensor, k: Number, tau: Number, family: str, *, shift: bool = Tru
     # The plain call spelled out: each call of a helper costs as much as a hundred scores.
     k_rows, k = (None, k) if type(k) is float else per_row(k, x)
     tau_rows, tau = (None, tau) if type(tau) is float else per_row(tau, x)
+    table = None
+    if curve is not None:
+        scale, table, _ = curve()
+        tau_rows, tau = None if tau_rows is None else tau_rows / scale, tau / scale
     t = x.new_empty((*x.shape[:-1], 1), dtype=torch.float64) if shift else None
     rows = (None, None, None) if k_rows is tau_rows is t is None else pointers(k_rows, tau_rows, t)
     code = LIBRARY.khot_threshold_forward(
         FAMILIES[family], DTYPES[x.dtype], x.data_ptr(), y.data_ptr(), rows[0], k, rows[1], tau, rows[2],
-        x.numel() // n if n else math.prod(x.shape[:-1]), n, get_num_threads(),
+        x.numel() // n if n else math.prod(x.shape[:-1]), n, get_num_threads(), table,
     )  # fmt: skip
     if code:
         raise _error(code)
@@ -55,7 +63,15 @@ def forward(x: Tensor, k: Number, tau: Number, family: str, *, shift: bool = Tru
 
 
 def backward(
-    grad: Tensor, y: Tensor, tau: Number, family: str, x: Tensor | None = None, shift: Tensor | None = None, *, grad_k: bool = False
+    grad: Tensor,
+    y: Tensor,
+    tau: Number,
+    family: str,
+    x: Tensor | None = None,
+    shift: Tensor | None = None,
+    *,
+    grad_k: bool = False,
+    curve: Callable[[], Curve] | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The gradients in the scores and, as float64 columns, in ``k`` if asked for and in ``tau`` if given ``x`` and ``shift``.
 
@@ -71,15 +87,19 @@ def backward(
     gtau = y.new_empty((*y.shape[:-1], 1), dtype=torch.float64) if x is not None else None
     x = None if x is None else dense(x)
     tau_rows, tau = (None, tau) if type(tau) is float else per_row(tau, y)
+    table = None
+    if curve is not None:
+        scale, table, _ = curve()
+        tau_rows, tau = None if tau_rows is None else tau_rows / scale, tau / scale
     rest = (None, None) if x is shift is None else pointers(x, shift)
     more = (None, None, None) if gk is gtau is tau_rows is None else pointers(gk, gtau, tau_rows)
     code = LIBRARY.khot_threshold_backward(
         FAMILIES[family], DTYPES[y.dtype], y.data_ptr(), grad.data_ptr(), *rest, gx.data_ptr(), *more, tau,
-        y.numel() // n if n else math.prod(y.shape[:-1]), n, get_num_threads(),
+        y.numel() // n if n else math.prod(y.shape[:-1]), n, get_num_threads(), table,
     )  # fmt: skip
     if code:
         raise _error(code)
-    return gx, gk, gtau
+    return gx, gk, gtau if gtau is None or curve is None else gtau / curve().scale
 
 
 def _error(code: int) -> RuntimeError:

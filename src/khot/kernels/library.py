@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-VERSION = 2  # of the entry points
+VERSION = 3  # of the entry points
 BUILD = "python -m khot.kernels.build"
 PATH = Path(__file__).with_name("_native.so")
 
@@ -36,9 +36,9 @@ def load(path: Path = PATH) -> Loaded:
     lib.khot_isa.restype = lib.khot_isa_at.restype = ctypes.c_char_p
     lib.khot_use_isa.argtypes = [ctypes.c_char_p]
     lib.khot_threshold_forward.argtypes = [
-        _whole, _whole, _pointer, _pointer, _pointer, _real, _pointer, _real, _pointer, _index, _index, _whole
+        _whole, _whole, _pointer, _pointer, _pointer, _real, _pointer, _real, _pointer, _index, _index, _whole, _pointer
     ]  # fmt: skip
-    lib.khot_threshold_backward.argtypes = [_whole, _whole, *8 * [_pointer], _real, _index, _index, _whole]
+    lib.khot_threshold_backward.argtypes = [_whole, _whole, *8 * [_pointer], _real, _index, _index, _whole, _pointer]
     return Loaded(lib, "")
 
 

@@ -54,8 +54,8 @@ def entmax_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, alpha: Number =
         scores: ``(..., n)``, or any shape with ``dim`` given.
         k: how many to select; a tensor of shape ``(...)`` receives a gradient.
         tau: temperature; the limit 0 is the hard top-k.
-        alpha: from 1 to 3; 1.5 has a closed form and is the fastest. A tensor, a scalar or of shape ``(...)``, from 1.01 to 3, receives
-            a gradient; there is no forward mode and no ``vmap`` with it.
+        alpha: from 1 to 3; 1.5 has a closed form and is the fastest; below 1.125 plain PyTorch runs. A tensor, a scalar or of
+            shape ``(...)``, from 1.01 to 3, receives a gradient; there is no forward mode and no ``vmap`` with it.
         dim: the dimension to select along.
 
     Returns:

@@ -13,20 +13,24 @@ struct Weighted {
 
 template <class F, class C> struct Backward {
   using P = Wide<C>;
-  // The gaussian slope is expensive: it is kept in the output between the two passes, where that is wide enough.
-  static constexpr bool kKeepSlope = std::is_same<F, Gaussian>::value;
+  // The slope of the gaussian or of a curve is expensive: it is kept in the output between the two passes, where that is wide enough.
+  static constexpr bool kKeepSlope = std::is_same<F, Gaussian>::value || F::kCurved;
   struct Rows {
     Row<C> y, g, x, gx;
     Rows from(int64_t i) const { return {y.from(i), g.from(i), x.from(i), gx.from(i)}; }
   };
 
   // The groups that lie in place come first, in a loop that knows nothing else.
-  static Weighted sums(const Rows& r, int64_t n) {
+  static KHOT_INLINE P slope_of(P y, const KhotCurve* curve) {
+    if constexpr (F::kCurved) return F::slope(y, *curve);
+    else return F::slope(y);
+  }
+  static Weighted sums(const Rows& r, int64_t n, const KhotCurve* curve) {
     const bool keep = kKeepSlope && r.gx.exact();
     Weighted total;
     Vec<C> v{}, vg{};
     auto add = [&](const C* y, const C* g) KHOT_INLINE_LAMBDA {
-      P slope = F::slope(load_pack<P>(y)), weight = load_pack<P>(g);
+      P slope = slope_of(load_pack<P>(y), curve), weight = load_pack<P>(g);
       v += fold(slope), vg += fold(slope * weight);
       return slope;
     };
@@ -55,11 +59,11 @@ template <class F, class C> struct Backward {
     return total;
   }
 
-  static Empty scores(const Rows& r, int64_t n, C mean, C inv_tau) {
+  static Empty scores(const Rows& r, int64_t n, C mean, C inv_tau, const KhotCurve* curve) {
     const bool kept = kKeepSlope && r.gx.exact();
     auto value = [&](const C* from, const C* g) KHOT_INLINE_LAMBDA {
       P slope = load_pack<P>(from);
-      if (!kept) slope = F::slope(slope);
+      if (!kept) slope = slope_of(slope, curve);
       return slope * inv_tau * (load_pack<P>(g) - mean);
     };
     const Row<C> from = kept ? r.gx : r.y;
@@ -77,14 +81,14 @@ template <class F, class C> struct Backward {
   }
 
   // sum gx u over the finite scores; gx is recomputed so that half precision is not rounded twice
-  static Total tau_sum(const Rows& r, int64_t n, C mean, C inv_tau, double t) {
+  static Total tau_sum(const Rows& r, int64_t n, C mean, C inv_tau, double t, const KhotCurve* curve) {
     const C high = C(t), low = C((double(high) - t) * double(inv_tau));
     Total total;
     C y[kGroup<C>], g[kGroup<C>], x[kGroup<C>];
     for (int64_t i = 0; i < n;) {
       VecD sum{};
       for (int64_t end = least(n, i + kFlush * kGroup<C>); i < end; i += kGroup<C>) {
-        P score = load_pack<P>(r.x.read(i, n, x, C(0))), slope = F::slope(load_pack<P>(r.y.read(i, n, y, C(0))));
+        P score = load_pack<P>(r.x.read(i, n, x, C(0))), slope = slope_of(load_pack<P>(r.y.read(i, n, y, C(0))), curve);
         P u = fma(score - high, P(inv_tau), P(low)), gx = slope * inv_tau * (load_pack<P>(r.g.read(i, n, g, C(0))) - mean);
         sum += widen_add(fold(select((score - score == C(0)) & (slope != C(0)), gx * u, P(0))));
       }
@@ -99,19 +103,20 @@ template <class F, class C> struct Backward {
   }
 
   // One long row, shared by the threads; or several short ones, whose sums come first so that no row waits for another.
-  static void solve(const Rows* rows, int count, int64_t n, const double* tau, const double* shift, double* gk, double* gtau, int threads) {
+  static void solve(const Rows* rows, int count, int64_t n, const double* tau, const double* shift, double* gk, double* gtau, int threads,
+                    const KhotCurve* curve) {
     double mean[kLanes];
     for (int r = 0; r < count; r++) {
-      Weighted s = over<Weighted>(rows[r], n, threads, [](const Rows& row, int64_t size) { return sums(row, size); });
+      Weighted s = over<Weighted>(rows[r], n, threads, [=](const Rows& row, int64_t size) { return sums(row, size, curve); });
       mean[r] = s.v == 0 ? 0 : s.vg / s.v;
     }
     for (int r = 0; r < count; r++) {
       const C inv_tau = C(1 / tau[r]), centre = C(mean[r]);
-      over<Empty>(rows[r], n, threads, [=](const Rows& row, int64_t size) { return scores(row, size, centre, inv_tau); });
+      over<Empty>(rows[r], n, threads, [=](const Rows& row, int64_t size) { return scores(row, size, centre, inv_tau, curve); });
       if (gk) gk[r] = mean[r];
       if (!gtau) continue;
       const double t = shift[r];
-      gtau[r] = -over<Total>(rows[r], n, threads, [=](const Rows& row, int64_t size) { return tau_sum(row, size, centre, inv_tau, t); }).get();
+      gtau[r] = -over<Total>(rows[r], n, threads, [=](const Rows& row, int64_t size) { return tau_sum(row, size, centre, inv_tau, t, curve); }).get();
     }
   }
 };

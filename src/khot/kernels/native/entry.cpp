@@ -79,23 +79,25 @@ extern "C" __attribute__((visibility("hidden"))) void khot_parallel(int threads,
   for (std::thread& t : team) t.join();
 }
 
-// Families: 0 sigmoid, 1 euclidean, 2 laplace, 3 gaussian. Types: 0 float32, 1 float64, 2 bfloat16, 3 float16.
+// Families: 0 sigmoid, 1 euclidean, 2 laplace, 3 gaussian, 4 entmax with alpha 1.5, 5 with the alpha of `curve`, both for tau over their
+// scale. Types: 0 float32, 1 float64, 2 bfloat16, 3 float16.
 // A null pointer for k or tau means the value beside it, for all rows. `shift`, `gk` and `gtau` may be null; gtau needs x and
 // shift. Returns a KhotCode. Rows without scores have the threshold 0.
 KHOT_API int khot_threshold_forward(int family, int dtype, const void* x, void* y, const double* k, double k_value, const double* tau,
-                                    double tau_value, double* shift, int64_t rows, int64_t n, int threads) {
+                                    double tau_value, double* shift, int64_t rows, int64_t n, int threads, const KhotCurve* curve) {
   if (!has_size(rows, n)) return kKhotSize;
   if (rows == 0 || n == 0) {
     for (int64_t r = 0; shift && r < rows; r++) shift[r] = 0;
     return kKhotDone;
   }
   if (!x || !y) return kKhotNull;
-  KhotForward a{x, y, k ? k : &k_value, tau ? tau : &tau_value, k ? 1 : 0, tau ? 1 : 0, shift, rows, n, threads};
+  KhotForward a{x, y, k ? k : &k_value, tau ? tau : &tau_value, k ? 1 : 0, tau ? 1 : 0, shift, rows, n, threads, curve};
   return kernels().forward(family, dtype, a);
 }
 
 KHOT_API int khot_threshold_backward(int family, int dtype, const void* y, const void* g, const void* x, const double* shift, void* gx,
-                                     double* gk, double* gtau, const double* tau, double tau_value, int64_t rows, int64_t n, int threads) {
+                                     double* gk, double* gtau, const double* tau, double tau_value, int64_t rows, int64_t n, int threads,
+                                     const KhotCurve* curve) {
   if (!has_size(rows, n)) return kKhotSize;
   if (rows == 0 || n == 0) {
     for (int64_t r = 0; gk && r < rows; r++) gk[r] = 0;
@@ -103,7 +105,7 @@ KHOT_API int khot_threshold_backward(int family, int dtype, const void* y, const
     return kKhotDone;
   }
   if (!y || !g || !gx || (gtau && (!x || !shift))) return kKhotNull;
-  KhotBackward a{y, g, x, shift, gx, gk, gtau, tau ? tau : &tau_value, tau ? 1 : 0, rows, n, threads};
+  KhotBackward a{y, g, x, shift, gx, gk, gtau, tau ? tau : &tau_value, tau ? 1 : 0, rows, n, threads, curve};
   return kernels().backward(family, dtype, a);
 }
 
@@ -120,4 +122,4 @@ KHOT_API int khot_use_isa(const char* name) {
   }
   return 1;
 }
-KHOT_API int khot_version() { return 2; }
+KHOT_API int khot_version() { return 3; }

@@ -8,23 +8,26 @@
 // y itself, which a nearby threshold changes by a short series.
 // `kUnit` is the unit of u inside a family: its exponentials are powers of two.
 // `measure` returns y (or 1 - y, where k > n/2 and the complement is the smaller and more precise sum), the slope
-// v = F'(u), and q, such that the powers q^j v sum to the moments that `step` wants.
+// v = F'(u), and q, such that the powers q^j v sum to the moments that `step` wants; where the slope has ends (kBent), q is F''(u).
+// A family with a parameter (kCurved) finds it in the curve that every row of a call shares.
 // `start` guesses u at the mean of normal scores, from F^-1(k/n), the normal quantile of k/n and variance / tau^2.
 // `step` proposes the change of u that brings sum F to k.
 #pragma once
 #include <cmath>
 
+#include "kernel.h"
 #include "vecmath.h"
 
 namespace {
 
 constexpr double kTrusted = 0.4;  // where Newton's step is below it, the series behind the families' steps hold
 
-enum Family { kSigmoid = 0, kEuclidean = 1, kLaplace = 2, kGaussian = 3 };
+enum Family { kSigmoid = 0, kEuclidean = 1, kLaplace = 2, kGaussian = 3, kEntmax15 = 4, kEntmax = 5 };
 
 template <class C> struct Shift {  // of one row; or of one row in each lane, with C a vector
   C high, scale, low;
   C factor;  // kCached: what multiplies the codes; kRefined: how far u is from where y was kept
+  const KhotCurve* curve = nullptr;
 };
 
 template <class P> struct Measured { P y, slope, q; };
@@ -77,11 +80,11 @@ template <class F, class P> Start<P> start_of(P reference, P mean, P square, P t
 }
 
 struct Sigmoid {
-  static constexpr bool kCached = true, kRefined = false;
+  static constexpr bool kCached = true, kRefined = false, kBent = false, kCurved = false;
   static constexpr double kUnit = -1.4426950408889634;  // exp(-u) = 2^(kUnit u)
   static constexpr int kMoments = 4, kOrder = 5;
   static constexpr double kReach = 3.5;  // a step below kReach eps^(1/kOrder) is as good as exact
-  static constexpr double kCentre = 0;  // F(kCentre) = 1/2
+  static constexpr double kCentre = 0, kZero = 0;  // F(kCentre) = 1/2; thresholds are told for u = kZero
   template <class P, class Z> static KHOT_INLINE P encode(P x, const Shift<Z>& s) {
     return exp2((x - s.high) * s.scale);
   }
@@ -130,11 +133,11 @@ struct Sigmoid {
 };
 
 struct Laplace {
-  static constexpr bool kCached = true, kRefined = false;
+  static constexpr bool kCached = true, kRefined = false, kBent = false, kCurved = false;
   static constexpr double kUnit = Sigmoid::kUnit;
   static constexpr int kMoments = 2, kOrder = 3;
   static constexpr double kReach = 1;
-  static constexpr double kCentre = 0;
+  static constexpr double kCentre = 0, kZero = 0;
   template <class P, class Z> static KHOT_INLINE P encode(P x, const Shift<Z>& s) { return Sigmoid::encode(x, s); }
   template <class P, class Z, class C = typename P::T> static KHOT_INLINE P value(P code, const Shift<Z>& s) {
     P e = code * s.factor;
@@ -172,11 +175,11 @@ struct Laplace {
 // Computed in w = kUnit u, see vecmath.h; the slope is measured as 2^(-w^2) and q as w, and `in_u` makes the moments
 // those of phi and -u.
 struct Gaussian {
-  static constexpr bool kCached = false, kRefined = true;
+  static constexpr bool kCached = false, kRefined = true, kBent = false, kCurved = false;
   static constexpr double kUnit = kNormalUnit, kTop = kNormalTop;
   static constexpr int kMoments = 6, kOrder = 7;
   static constexpr double kReach = 1.3;
-  static constexpr double kCentre = 0;
+  static constexpr double kCentre = 0, kZero = 0;
   template <class P, class Z, class C = typename P::T> static KHOT_INLINE P argument(P x, const Shift<Z>& s) {
     constexpr C end = sizeof(C) == 4 ? 15 : 40;  // the bell has come to 0 before
     return atleast(-end, atmost(end, fma(x - s.high, P(s.scale), P(s.low))));
@@ -245,11 +248,11 @@ struct Gaussian {
 // F is centred so that F(0) = 1/2; here u is counted from the foot, where y leaves 0, which keeps small y exact. While no score reaches 0
 // or 1, sum F is straight, with a slope of as many as are between: Newton's step is exact.
 struct Euclidean {
-  static constexpr bool kCached = false, kRefined = false;
+  static constexpr bool kCached = false, kRefined = false, kBent = false, kCurved = false;
   static constexpr double kUnit = 1;
   static constexpr int kMoments = 1, kOrder = 2;
   static constexpr double kReach = 0.5;
-  static constexpr double kCentre = 0.5;
+  static constexpr double kCentre = 0.5, kZero = 0.5;
   template <class P, class Z> static KHOT_INLINE P encode(P x, const Shift<Z>&) { return x; }
   template <class P, class Z, class C = typename P::T> static KHOT_INLINE P value(P x, const Shift<Z>& s) {
     return atleast(C(0), atmost(C(1), fma(x - s.high, P(s.scale), P(s.low))));

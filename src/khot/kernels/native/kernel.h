@@ -5,6 +5,13 @@
 // What an entry point returns. Python raises for all but the first.
 enum KhotCode { kKhotDone = 0, kKhotFamily = 1, kKhotType = 2, kKhotSize = 3, kKhotNull = 4, kKhotMissed = 5 };
 
+// A squashing function as polynomials, see entmax.h. Python fills it: khot.kernels.curve.
+struct KhotCurve {
+  double a;               // alpha - 1
+  const float* singles;   // kTerms<float> rows of kOctaves coefficients
+  const double* doubles;  // kTerms<double> rows, likewise
+};
+
 struct KhotForward {
   const void* x;
   void* y;
@@ -13,6 +20,7 @@ struct KhotForward {
   double* shift;  // rows, or null
   int64_t rows, n;
   int threads;
+  const KhotCurve* curve;  // of the families that have one, or null
 };
 
 struct KhotBackward {
@@ -23,6 +31,7 @@ struct KhotBackward {
   const double* tau;
   int64_t tau_stride, rows, n;
   int threads;
+  const KhotCurve* curve;
 };
 
 struct KhotKernels {

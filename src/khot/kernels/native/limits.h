@@ -18,14 +18,17 @@ template <class F, class P> P sum_limit(double eps, P k, P active) {
   return 2 * eps * atleast(1.0, k);
 }
 
-// The quantiles of the last k and n - k asked for: most often every row has the same.
+// What the rows of a call share: the curve, and the quantiles of the last k and n - k asked for, most often the same for every row.
 struct Memo {
+  const KhotCurve* curve = nullptr;
   double above = 0, below = 0, quantile = 0, normal = 0;
   template <class F> void set(double above_, double below_) {
     if (above_ == above && below_ == below) return;
     above = above_, below = below_;
     double total = above + below;
-    quantile = F::quantile(above / total, below / total), normal = rough_normal_quantile(above / total, below / total);
+    if constexpr (F::kCurved) quantile = F::quantile(above / total, below / total, *curve);
+    else quantile = F::quantile(above / total, below / total);
+    normal = rough_normal_quantile(above / total, below / total);
   }
 };
 

@@ -61,6 +61,11 @@ template <int U> KHOT_INLINE bool all(Mask<double, U> m) {
   KHOT_EACH(U, every &= m.v[j]);
   return sign_bits(every) == (1u << kWidth<double>) - 1;
 }
+template <class T, int U> KHOT_INLINE bool any(Mask<T, U> m) {
+  IVec<T> some = m.v[0];
+  KHOT_EACH(U, some |= m.v[j]);
+  return sign_bits((IntD)some != IntD{}) != 0;
+}
 template <class P> KHOT_INLINE P fma(P a, P b, P c) { KHOT_EACH(P::U, a.v[j] = fma(a.v[j], b.v[j], c.v[j])); return a; }
 template <class P> KHOT_INLINE P atmost(typename P::T bound, P x) { KHOT_EACH(P::U, x.v[j] = vmin(splat(bound), x.v[j])); return x; }
 template <class P> KHOT_INLINE P atleast(typename P::T bound, P x) { KHOT_EACH(P::U, x.v[j] = vmax(splat(bound), x.v[j])); return x; }

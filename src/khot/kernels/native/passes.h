@@ -13,7 +13,8 @@ template <class F, class C, bool kThin> struct Moments {
   Vec<C> v0{}, v1{}, v2{}, v3{}, v4{}, v5{}, part0{}, part1{};
   KHOT_INLINE void add(P slope, P q) {
     KHOT_EACH(P::U, v0 += slope.v[j]);
-    if constexpr (F::kMoments == 2) KHOT_EACH(P::U, v1 = fma(slope.v[j], q.v[j], v1));
+    if constexpr (F::kBent) KHOT_EACH(P::U, v1 += q.v[j]);
+    else if constexpr (F::kMoments == 2) KHOT_EACH(P::U, v1 = fma(slope.v[j], q.v[j], v1));
     if constexpr (F::kMoments == 4) {
       P r1 = slope * q;
       KHOT_EACH(P::U, v1 += r1.v[j]);

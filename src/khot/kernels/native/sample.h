@@ -57,7 +57,8 @@ template <class F, class C> double if_normal(const Sample<C>& sample, double tau
 // One part of the sample is solved as a row of its own. Its k is binomial about the share of k: the values of its items vary by
 // s = sqrt(sum y^2 - (sum y)^2 / m), which is s / sum F' in units of tau. Where that is more than a fraction of tau, the sample
 // still tells between which levels to count: four deviations of the number of scores above on either side.
-template <class F, class C> SampleStart<C> start_from_sample(const Line<C>& line, double k, double tau, double quantile, double normal) {
+template <class F, class C> SampleStart<C> start_from_sample(const Line<C>& line, double k, double tau, double quantile, double normal,
+                                                           const KhotCurve* curve) {
   // For the gaussian, whose evaluation is the most expensive, a larger sample pays: all of its parts tell mean and variance.
   Sample<C> sample(line.n, F::kRefined ? 4 : 1);
   SampleStart<C> start;
@@ -65,6 +66,7 @@ template <class F, class C> SampleStart<C> start_from_sample(const Line<C>& line
   sample.take(line.row, line.n);
   const double m = double(sample.m), part = least(most(k * m / double(line.n), 1e-9 * m), m * (1 - 1e-9));
   Memo memo;
+  memo.curve = curve;
   Solver<F, C> small(sample.m, 1, memo, true);
   small.add_row(sample.row(), sample.results(), part, tau);
   small.solve();

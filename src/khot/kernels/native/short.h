@@ -20,7 +20,7 @@ template <class F> class ShortRows {
 
   // The k and tau of the rows that come next; each is read at a multiple of its stride.
   void set(const double* k_, int64_t k_stride, const double* tau_, int64_t tau_stride, int rows, Memo& memo) {
-    usable = true, complement = k_[0] > 0.5 * double(n);
+    usable = true, curve = memo.curve, complement = k_[0] > 0.5 * double(n);
     for (int r = 0; r < kRows; r++) {
       int from = least(r, rows - 1);
       k[r] = k_[from * k_stride], tau[r] = tau_[from * tau_stride], rest[r] = double(n) - k[r];
@@ -42,7 +42,7 @@ template <class F> class ShortRows {
     return good & write(y, rows);
   }
 
-  double threshold(int r) const { return double(high[r]) - (low[r] + pending[r] - F::kCentre) * tau[r]; }
+  double threshold(int r) const { return double(high[r]) - (low[r] + pending[r] - F::kZero) * tau[r]; }
 
  private:
   using P = Pack<float, kUnroll>;
@@ -50,6 +50,7 @@ template <class F> class ShortRows {
   static_assert(Lanes::size == kRows, "a lane of doubles for each row");
   const int64_t n, columns;  // columns: n and a few that count as excluded
   bool usable = false, complement = false;
+  const KhotCurve* curve = nullptr;
   VecF sum, square;
   alignas(64) float data[kShortMost * kRows];  // scores by columns; then their codes
   alignas(64) double k[kRows], rest[kRows], tau[kRows], inv_tau[kRows], quantile[kRows], normal[kRows], low[kRows], missing[kRows];
@@ -171,7 +172,7 @@ template <class F> class ShortRows {
 
   Shift<VecF> shift() const {
     Lanes a = lanes(low) * F::kUnit, factor = F::kRefined ? lanes(pending) : F::kCached ? exp2(a) : a;
-    return {load(high), narrow(lanes(inv_tau) * F::kUnit), narrow(a), narrow(factor)};
+    return {load(high), narrow(lanes(inv_tau) * F::kUnit), narrow(a), narrow(factor), curve};
   }
 
   template <bool kComplement, bool kFresh> void evaluate() {

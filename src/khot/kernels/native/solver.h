@@ -38,8 +38,8 @@ template <class F, class C> class Solver {
     return !missed(open);
   }
 
-  // t = high - low tau, and F(0) = 1/2 there; 0 for the rows that have no threshold.
-  double threshold(int r) const { return closed[r] ? 0 : double(high[r]) - (low[r] - F::kCentre) * tau[r]; }
+  // t = high - low tau, counted from u = kZero; 0 for the rows that have no threshold.
+  double threshold(int r) const { return closed[r] ? 0 : double(high[r]) - (low[r] - F::kZero) * tau[r]; }
 
   bool is_closed(int r) const { return closed[r]; }
   double slope_sum(int r) const { return v[0][r]; }
@@ -69,7 +69,7 @@ template <class F, class C> class Solver {
   C* cache(int r) const { return (F::kCached || F::kRefined) && y[r].exact() ? y[r].values() : nullptr; }
 
   Shift<C> shift(int r) const {
-    return {high[r], C(F::kUnit * inv_tau[r]), C(F::kUnit * low[r]), C(F::kRefined ? pending[r] : factor[r])};
+    return {high[r], C(F::kUnit * inv_tau[r]), C(F::kUnit * low[r]), C(F::kRefined ? pending[r] : factor[r]), memo.curve};
   }
 
   template <bool kComplement> Sums evaluate_row(int r) {
@@ -107,7 +107,7 @@ template <class F, class C> class Solver {
     if (!(k[r] > 0 && rest[r] > 0 && tau[r] > 0 && ordinary)) return search(r);
     set_quantiles(r, k[r], rest[r]);
     if (n <= kSampledFrom) return true;
-    const SampleStart<C> start = start_from_sample<F>(line(r), k[r], tau[r], quantile[r], normal[r]);
+    const SampleStart<C> start = start_from_sample<F>(line(r), k[r], tau[r], quantile[r], normal[r], memo.curve);
     hint[r] = start.hint;
     if (!start.near) return search(r);
     move_to(r, bracket[r].position(start.at));

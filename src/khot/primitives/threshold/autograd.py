@@ -42,11 +42,11 @@ def solve_columns(scores: Tensor, k: Number, tau: Number, family: Family) -> Ten
     """:func:`solve_mask` with ``k`` and ``tau`` already numbers or ``(..., 1)`` columns."""
     if in_forward_mode():
         return _Rule.apply(scores, k, tau, family, True, LOCAL)[0]
-    native = kernels.pick("threshold", family.name, scores, k, tau)
+    native = kernels.pick("threshold", family.kernel, scores, k, tau)
     if native is not None:
         if is_grad_enabled() and (scores.requires_grad or _learns(k, tau)):
             return _apply_fused(scores, k, tau, family, native)
-        return native.forward(scores, k, tau, family.name, shift=False)[0]
+        return native.forward(scores, k, tau, family.kernel, shift=False, curve=family.curve)[0]
     if is_recorded():
         return by_operator(scores, k, tau, family)
     return _Rule.apply(scores, k, tau, family, False, LOCAL)[0]
@@ -68,9 +68,9 @@ def mask_and_shift(x: Tensor, k: Number, tau: Number, family: Family, rows: Rows
     work = x.to(work_dtype(x))
     if rows.local and not x.shape[-1]:
         return torch.empty_like(x), work.new_zeros((*x.shape[:-1], 1))
-    kernel = kernels.pick("threshold", family.name, x, k, tau) if native and rows is LOCAL else None
+    kernel = kernels.pick("threshold", family.kernel, x, k, tau) if native and rows is LOCAL else None
     if kernel is not None:
-        y, t = kernel.forward(x, k, tau, family.name)
+        y, t = kernel.forward(x, k, tau, family.kernel, curve=family.curve)
         return y, t.to(work.dtype)
     y, t = solve_rows(work, k, tau, family, rows)
     return y.to(x.dtype), t
@@ -83,11 +83,11 @@ class _Fused(Function):
     def forward(ctx: Any, scores: Tensor, k: Number, tau: Number, family: Family, native: Any) -> Tensor:
         learns_k = type(k) is not float and ctx.needs_input_grad[1]
         if type(tau) is float:
-            y, _ = native.forward(scores, k, tau, family.name, shift=False)
+            y, _ = native.forward(scores, k, tau, family.kernel, shift=False, curve=family.curve)
             ctx.save_for_backward(y)
             ctx.rest = family, native, tau, learns_k
         else:
-            y, t = native.forward(scores, k, tau, family.name)
+            y, t = native.forward(scores, k, tau, family.kernel, curve=family.curve)
             ctx.save_for_backward(y, scores, t, tau)
             ctx.rest = family, native, None, learns_k
         return y
@@ -101,11 +101,12 @@ class _Fused(Function):
         else:
             (y,), scores, t, learns_tau = ctx.saved_tensors, None, None, False
         # The output was made here, so that the gradient alone tells whether the native code may go on.
-        if is_grad_enabled() or in_forward_mode() or kernels.pick("threshold", family.name, grad, 0.0, tau) is not native:
+        if is_grad_enabled() or in_forward_mode() or kernels.pick("threshold", family.kernel, grad, 0.0, tau) is not native:
             # The gradient will be differentiated itself, or a mode or transform is active.
             t = None if t is None else t.to(work_dtype(y))
             return *gradients(grad, y, scores, t, tau, family, learns_k, learns_tau), None
-        gx, gk, gtau = native.backward(grad, y, tau, family.name, scores if learns_tau else None, t, grad_k=learns_k)
+        x = scores if learns_tau else None
+        gx, gk, gtau = native.backward(grad, y, tau, family.kernel, x, t, grad_k=learns_k, curve=family.curve)
         return gx, gk, gtau, None, None
 
 

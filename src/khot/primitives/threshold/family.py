@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,8 +24,13 @@ class Family:
     smooth: bool = True  # F' is Lipschitz and F(-u) = 1 - F(u) with tails like exponentials
     alpha: float = 0.0  # the family's parameter, where it has one
     density: Callable[[Tensor], Tensor] | None = None  # F' as a function of u, where that is cheaper
+    kernel: str = ""  # the name of its native code; its own name if empty
+    curve: Callable[[], Any] | None = None  # what that code wants besides, see khot.kernels.curve
     log_f: Callable[[Tensor], Tensor] | None = None  # log F(u) with its digits, where F never reaches 0
     log_slope: Callable[[Tensor], Tensor] | None = None  # log F'(u), likewise
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kernel", self.kernel or self.name)
 
     def slope_at(self, u: Tensor, y: Tensor) -> Tensor:
         """``F'`` at ``u``, where ``y = F(u)`` is known."""

@@ -54,9 +54,11 @@ def _backward(
     places: str = "",
 ) -> tuple[Tensor, Tensor, Tensor]:
     over = tau_value if tau is None else tau
-    native = None if places else kernels.pick("threshold", family, y, grad, over)
+    law = family_of(family, alpha)
+    native = None if places else kernels.pick("threshold", law.kernel, y, grad, over)
     if native is not None:
-        gx, gk, gtau = native.backward(grad, y, over, family, x if learns_tau else None, shift.contiguous(), grad_k=True)
+        scores = x if learns_tau else None
+        gx, gk, gtau = native.backward(grad, y, over, law.kernel, scores, shift.contiguous(), grad_k=True, curve=law.curve)
         return gx, gk, torch.zeros_like(gk) if gtau is None else gtau
     return _formula(grad, y, x, shift, over, family, alpha, learns_tau, places)
 

@@ -10,18 +10,22 @@ For :math:`y_i = F_a((x_i - t)/\tau)` with :math:`\sum_i y_i = k`, a change of `
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
-from khot._tensors import Number, wide_dtype, work_dtype
-from khot.primitives.threshold.autograd import gradients, in_argument
+from khot._tensors import Number, readable, wide_dtype, work_dtype
+from khot.kernels.curve import Curve, fit
+from khot.primitives.threshold.autograd import gradients, in_argument, mask_and_shift
 from khot.primitives.threshold.bracket import solve_bracket
 from khot.primitives.threshold.family import Family, inside_only
 
 _NUM_ITERS = 8  # enough for float64 at every a up to 2
+_LEAST_TABLED = 0.125  # below it the tail turns too sharply for the native table
 
 
 def tsallis_family(a: Any, alpha: float = 0.0) -> Family:
@@ -39,7 +43,24 @@ def tsallis_family(a: Any, alpha: float = 0.0) -> Family:
     def entropy(y: Tensor) -> Tensor:
         return inside_only(y, lambda p: (1 - p ** (a + 1) - (1 - p) ** (a + 1)) / (scale * (a + 1)))
 
-    return Family("entmax", f=f, inverse=lambda y: _inverse(y, a), slope=slope, entropy=entropy, smooth=False, alpha=alpha)
+    kernel, curve = _native(a)
+    return Family(
+        "entmax", f=f, inverse=lambda y: _inverse(y, a), slope=slope, entropy=entropy, smooth=False, alpha=alpha, kernel=kernel, curve=curve
+    )
+
+
+def _native(a: Any) -> tuple[str, Callable[[], Curve] | None]:
+    """The name of the native code for this ``a``, and what it wants besides; the table is made when it is first asked for."""
+    if isinstance(a, Tensor) or not _LEAST_TABLED <= a <= 2:
+        return "none", None
+    if a == 0.5:
+        return "entmax15", lambda: Curve(a * 2**a)
+    return "entmax", functools.cache(lambda: fit(a, a * 2**a, lambda rise: _log_tail(rise, a)))
+
+
+def _log_tail(rise: Tensor, a: float) -> Tensor:
+    """log2 of :func:`_tail`, also where that is too small for a number."""
+    return _tail_above(rise, a).log2() if a > 1 else _power_below(rise, a).log2() / a
 
 
 def _inverse(y: Tensor, a: Any) -> Tensor:
@@ -68,14 +89,18 @@ def _tail(rise: Tensor, a: Any) -> Tensor:
 
 
 def _tail_below(rise: Tensor, a: Any) -> Tensor:
-    """For ``a <= 1``: Newton in ``z = q^a`` on a convex function with slopes between 1 and 2, from the right: it never overshoots."""
+    return _power_below(rise, a) ** (1 / a)
+
+
+def _power_below(rise: Tensor, a: Any) -> Tensor:
+    """``q^a`` for ``a <= 1``: Newton in ``z = q^a`` on a convex function with slopes from 1 to 2, from the right: it never overshoots."""
     half = torch.as_tensor(0.5**a, dtype=rise.dtype, device=rise.device)
     z = torch.minimum(rise, half)
     for _ in range(_NUM_ITERS):
         q = z ** (1 / a)
         rest = torch.expm1(a * torch.log1p(-q))
         z = (z - (z - rest - rise) / (1 + (1 + rest) / (1 - q) * q / z.clamp(min=1e-300))).clamp(min=0.0)
-    return z ** (1 / a)
+    return z
 
 
 def _tail_above(rise: Tensor, a: Any) -> Tensor:
@@ -95,12 +120,20 @@ def solve_per_row(scores: Tensor, k: Number, tau: Number, alpha: Tensor) -> Tens
     return _PerRow.apply(scores.to(work_dtype(scores)), k, tau, alpha - 1)[0].to(scores.dtype)
 
 
+def _solved(scores: Tensor, k: Tensor, tau: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+    """The mask and the thresholds: by the solver of a number where all rows have the same ``a``, else one family per row."""
+    if readable(a) and bool((a == a.flatten()[0]).all()):
+        return mask_and_shift(scores, k, tau, tsallis_family(float(a.flatten()[0])))
+    mask, shift = solve_bracket(scores, k.to(wide_dtype(scores)), tau, tsallis_family(a))
+    return mask, shift
+
+
 class _PerRow(Function):
     """No ``jvp``: forward mode raises."""
 
     @staticmethod
     def forward(scores: Tensor, k: Tensor, tau: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-        return tuple(solve_bracket(scores, k.to(wide_dtype(scores)), tau, tsallis_family(a)))  # pyright: ignore[reportReturnType]
+        return _solved(scores, k, tau, a)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
