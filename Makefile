@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := pyproject.toml constraints.txt $(wildcard setup.py src/khot/kernels/native/*)
 
-.PHONY: demo explore test test-browser test-oldest slow fuzz asan neon bench docs tables lint format clean
+.PHONY: demo explore dist test test-browser test-oldest slow fuzz asan neon bench docs tables lint format clean
 
 demo: $(VENV)/.demo  ## learn which pixels to look at; draws khot-demo.png
 	$(BIN)/khot demo $(ARGS)
@@ -55,6 +55,9 @@ neon:  ## the same program for aarch64, in emulation: needs aarch64-linux-gnu-g+
 bench: $(VENV)/.bench  ## make bench ARGS="speed --quick"
 	$(BIN)/python -m bench $(ARGS)
 
+dist: $(VENV)/.dist  ## sdist and wheels in dist/, checked; aarch64 where its compiler is (g++-aarch64-linux-gnu, qemu-user)
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tools.dist $(ARGS)
+
 docs: $(VENV)/.docs  ## the site, in site/
 	$(BIN)/python -m khot.tables --check README.md docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
@@ -87,7 +90,7 @@ $(VENV)/.torch-and-khot: $(SOURCES) $(VENV)/.torch
 	$(PIP) -e .
 	@touch $@
 
-$(VENV)/.demo $(VENV)/.explore $(VENV)/.browser $(VENV)/.bench $(VENV)/.docs $(VENV)/.dev: $(VENV)/.%: $(SOURCES) $(VENV)/.torch
+$(VENV)/.demo $(VENV)/.explore $(VENV)/.browser $(VENV)/.dist $(VENV)/.bench $(VENV)/.docs $(VENV)/.dev: $(VENV)/.%: $(SOURCES) $(VENV)/.torch
 	@echo "installing khot[$*] (once)"
 	$(PIP) -e ".[$*]"
 	@touch $@ $(if $(filter dev,$*),$(VENV)/.demo $(VENV)/.bench $(VENV)/.explore)  # dev holds those three

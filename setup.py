@@ -14,7 +14,8 @@ class BuildKernel(build_ext):
     """A library that ctypes loads: no Python headers, no name that ties it to a Python version, and no harm done if it fails."""
 
     def build_extension(self, ext: Extension) -> None:
-        kernel["build_or_explain"](Path(self.get_ext_fullpath(ext.name)))
+        machine = self.plat_name.rsplit("-", 1)[-1]  # of the wheel, which may be another than this one
+        kernel["build_or_explain"](Path(self.get_ext_fullpath(ext.name)), machine)
 
     def get_ext_filename(self, fullname: str) -> str:
         return str(Path(*fullname.split(".")[:-1], kernel["LIBRARY"]))

@@ -88,14 +88,14 @@ def build(target: Path, extra: list[str] | None = None, machine: str | None = No
     return target
 
 
-def build_or_explain(target: Path) -> bool:
+def build_or_explain(target: Path, machine: str | None = None) -> bool:
     """:func:`build`; where that fails, a text in the library's place says why.
 
     The file is there in either case, so that pip knows it and removes it with the package, also after a later build. pip hides what a
     successful installation writes: ``khot info`` and the first call that misses the library show the text.
     """
     try:
-        build(target)
+        build(target, machine=machine)
     except (BuildError, OSError) as error:
         sys.stderr.write(f"khot: the native library was not built, plain PyTorch will be used. {error}\n")
         if not target.exists():
