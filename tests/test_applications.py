@@ -83,6 +83,7 @@ def test_dictionary(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for turn, name in enumerate(("aero", "ascent", "camera")):
         np.savez(folder / f"pywavelets/pywt/data/{name}.npz", data=(100 + 50 * np.roll(waves, turn)).astype(np.uint8))
     monkeypatch.setattr("bench.applications.dictionary.COUNT", {"denoising": 800, "representation": 8000})
+    monkeypatch.setattr("bench.applications.dictionary.ATOMS", 36)
     monkeypatch.setattr("bench.applications.atoms.PASSES", {"khot": 2, "ksvd": 1})
     rows = run("dictionary", folder, "--picture", "camera", "--rows", "khot,ksvd,ksvd-fast,sklearn,dct")
     assert [row["table"] for row in rows] == ["denoising"] * 5 + ["representation"] * 5

@@ -1,4 +1,4 @@
-"""The applications on real data: features, sparse networks, autoencoders, routing, neighbours, dictionaries; every finished cell is kept."""
+"""The applications on real data: features, sparse networks, autoencoders, routing, neighbours, dictionaries; finished cells are kept."""
 
 from __future__ import annotations
 
