@@ -84,9 +84,9 @@ def test_hard_masks_need_whole_k() -> None:
         khot.topk_mask(X, 2.5)
 
 
-def test_entmax_needs_alpha_between_one_and_three() -> None:
-    for alpha in (0.9, 3.1, "1.5", float("nan"), torch.tensor(1.0), torch.tensor(float("nan"))):
-        with pytest.raises(ValueError, match="alpha must be between 1"):
+def test_entmax_needs_alpha_above_zero_and_at_most_ten() -> None:
+    for alpha in (0.0, -0.5, 10.1, "1.5", float("nan"), torch.tensor(0.0), torch.tensor(11.0), torch.tensor(float("nan"))):
+        with pytest.raises(ValueError, match="alpha must be above 0 and at most 10"):
             khot.entmax_topk(X, 2, alpha=alpha)
     with pytest.raises(ValueError, match="alpha must be a scalar or of shape"):
         khot.entmax_topk(X, 2, alpha=torch.full((3,), 1.5))

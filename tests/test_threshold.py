@@ -174,7 +174,7 @@ def cruel(n: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.stack(rows).to(dtype)
 
 
-@pytest.mark.parametrize("native", [False], ids=["reference"])
+@pytest.mark.parametrize("native", [True, False], ids=["native", "reference"])
 @pytest.mark.parametrize(("method", "options"), THRESHOLDS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_no_row_misses_k(native: bool, method: str, options: dict, dtype: torch.dtype) -> None:

@@ -15,7 +15,7 @@ from khot.checks import check_k, check_scores
 from khot.hard import straight_through, topk_mask
 from khot.primitives.calibrate import calibrate
 from khot.primitives.pairs import pair_probs
-from khot.primitives.poisson_binomial import log_chance, log_partition, marginals, tilted_weights
+from khot.primitives.poisson_binomial import log_chance, log_partition, marginals, tilted
 from khot.primitives.subsets import draw_subsets
 from khot.sampling import check_probs
 
@@ -50,7 +50,8 @@ class KSubset(Distribution):
         k: the size, a whole number.
         probs: ``(..., n)`` inclusion probabilities that sum to k; the logits are calibrated to them.
         logits: ``(..., n)``, up to a common constant; -inf excludes an item, +inf makes it certain.
-        validate_args: whether to look at the values given, here and in ``log_prob``; by default as torch's distributions do.
+        validate_args: whether to look at the values given, here and in ``log_prob``; by default as torch's distributions do. Without it
+            a ``k`` beyond n selects everything, and no sample has a probability.
 
     Example:
         >>> d = KSubset(k=2, logits=torch.logit(torch.tensor([0.3, 0.6, 0.5, 0.2])))
@@ -74,9 +75,10 @@ class KSubset(Distribution):
         if given is None or probs is not None and logits is not None:
             raise ValueError("give exactly one of probs and logits")
         check_scores(given, name="logits" if probs is None else "probs")
-        check_k(k, given, fractional=False)
-        self.k, self._dtype, self._probs = int(k), given.dtype, probs
         validate = Distribution._validate_args if validate_args is None else validate_args
+        if validate:
+            check_k(k, given, fractional=False)
+        self.k, self._dtype, self._probs = int(k), given.dtype, probs
         if probs is not None and validate:
             check_probs(probs, self.k, eps=torch.finfo(probs.dtype).eps)
         self.logits: Tensor = given if probs is None else calibrate(given, self.k)
@@ -122,7 +124,7 @@ class KSubset(Distribution):
 
     @property
     def mode(self) -> Tensor:
-        return topk_mask(self.logits, self.k).to(self._dtype)
+        return topk_mask(self.logits, min(self.k, self.event_shape[0])).to(self._dtype)
 
     @property
     def joint(self) -> Tensor:
@@ -150,7 +152,7 @@ class KSubset(Distribution):
 
     def entropy(self) -> Tensor:
         found = marginals(self.logits, self.k)
-        return (found.log_tilted - (found.probs * found.tilted).sum(-1)).to(self._dtype)
+        return found.coins.surprise(found.probs, found.rest).to(self._dtype)
 
     def sample(self, sample_shape: Any = Size(), generator: Generator | None = None) -> Tensor:  # noqa: B008, as in torch
         shape = Size(sample_shape)
@@ -187,8 +189,8 @@ class KSubset(Distribution):
 def _kl_ksubset_ksubset(p: KSubset, q: KSubset) -> Tensor:
     if p.k != q.k or p.event_shape != q.event_shape:
         raise ValueError(f"the divergence needs subsets of the same size of the same items, got {p} and {q}")
-    own, (other, other_total) = marginals(p.logits, p.k), tilted_weights(q.logits, q.k)
+    own = marginals(p.logits, p.k)
     mean = own.probs
-    value = (mean * (own.tilted - other)).sum(-1) - own.log_tilted + other_total
+    value = tilted(q.logits, q.k).surprise(mean, own.rest) - own.coins.surprise(mean, own.rest)
     outside = ((q.logits == -torch.inf) & (mean > 0) | (q.logits == torch.inf) & (mean < 1)).any(-1)
     return value.masked_fill(outside, torch.inf).to(p._dtype)

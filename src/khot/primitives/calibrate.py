@@ -124,7 +124,7 @@ def _start(probs: Tensor, target: Tensor) -> Tensor:
 def _look(logits: Tensor, *, target: Tensor, probs: Tensor, free: Tensor, k: Tensor) -> _Look:
     reached = marginals(logits, k)
     gradient = torch.where(free, _difference(target, reached.log_odds), 0.0)
-    value = (probs * reached.tilted).sum(-1, keepdim=True) - reached.log_tilted.unsqueeze(-1)
+    value = -reached.coins.surprise(probs, 1 - probs).unsqueeze(-1)
     return _Look(value, gradient.abs().amax(-1, keepdim=True), gradient, torch.where(free, target - reached.log_odds, 0.0))
 
 

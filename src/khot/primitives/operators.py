@@ -40,14 +40,14 @@ def define_rows(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) 
     name = schema.split("(")[0]
 
     def batched(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
-        rows = [_leading(value, dim, info.batch_size) for value, dim in zip(inputs, in_dims, strict=True)]
+        rows = [leading(value, dim, info.batch_size) for value, dim in zip(inputs, in_dims, strict=True)]
         out = getattr(torch.ops.khot, name)(*rows)
         return out, 0 if isinstance(out, Tensor) else (0,) * len(out)
 
     return define(schema, run, fake, batched=batched)
 
 
-def _leading(value: Any, dim: int | None, size: int) -> Any:
+def leading(value: Any, dim: int | None, size: int) -> Any:
     """The batch as the first dimension of a tensor."""
     if not isinstance(value, Tensor):
         return value

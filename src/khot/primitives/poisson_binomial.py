@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
 from torch.nn.functional import softplus
 
 from khot.primitives.polynomial import product
@@ -85,44 +85,55 @@ def log_partition(logits: Tensor, k: Tensor | int) -> Tensor:
         tensor(11.)
     """
     coins = tilt(logits, k)
-    return (coins.free_k * coins.shift + _log_tilted(coins, _chance(coins)[1])).reshape(logits.shape[:-1])
+    free = torch.where(coins.log_odds == torch.inf, -torch.inf, coins.log_odds)  # certain coins weigh nothing
+    total = coins.free_k * coins.shift + softplus(free, threshold=40).sum(0) + _chance(coins)[1].log()
+    return total.reshape(logits.shape[:-1])
 
 
-def _log_tilted(coins: Coins, chance: Tensor) -> Tensor:
-    """The log of the sum over all subsets of the tilted weights; certain coins weigh nothing."""
-    free = torch.where(coins.log_odds == torch.inf, -torch.inf, coins.log_odds)
-    return softplus(free, threshold=40).sum(0) + chance.log()
+class Tilted(NamedTuple):
+    """A k-subset distribution as coins, in float64."""
+
+    log_odds: Tensor  # (..., n) of each coin by itself: the logits less a common shift
+    log_chance: Tensor  # (...) log Pr[k heads]
+
+    def surprise(self, mean: Tensor, rest: Tensor) -> Tensor:
+        """The expectation of ``-log p(z)``, ``(...)``, over k-subsets that hold an item with probability ``mean``, and not with ``rest``.
+
+        Each coin gives its own part. The sum of the weights and the log of the total are not taken apart: next to logits of 1e30 both
+        would lose the small ones. Coins that are certain give nothing.
+        """
+        free = self.log_odds.isfinite()
+        odds = torch.where(free, self.log_odds, 0.0)
+        parts = torch.where(odds > 0, softplus(-odds) + rest * odds, softplus(odds) - mean * odds)  # the same, twice
+        return torch.where(free, parts, 0.0).sum(-1) + self.log_chance
 
 
-def tilted_weights(logits: Tensor, k: Tensor | int) -> tuple[Tensor, Tensor]:
-    """The logits ``(..., n)`` less a common shift, infinite ones as 0, and the log of the sum over all subsets of them, ``(...)``.
-
-    The shift is of the size of the logits; a difference of what still contains it would be swallowed.
-    """
+def tilted(logits: Tensor, k: Tensor | int) -> Tilted:
+    """The coins of ``logits``."""
     coins = tilt(logits, k)
-    return _tilted(coins).T.reshape(logits.shape), _log_tilted(coins, _chance(coins)[1]).reshape(logits.shape[:-1])
+    return _tilted(coins, _chance(coins)[1], logits.shape)
 
 
-def _tilted(coins: Coins) -> Tensor:
-    return torch.where(coins.log_odds.isfinite(), coins.log_odds, 0.0)
+def _tilted(coins: Coins, chance: Tensor, shape: Size) -> Tilted:
+    return Tilted(coins.log_odds.T.reshape(shape), chance.log().reshape(shape[:-1]))
 
 
 def log_chance(logits: Tensor, k: Tensor | int, sample: Tensor) -> Tensor:
     """The log of a subset's share of all weights, ``(..., n), (..., n) -> (...)`` in float64; -inf for what is no k-subset."""
-    weights, total = tilted_weights(logits, k)
-    z = sample.to(total.dtype)
+    coins = tilted(logits, k)
+    z = sample.to(coins.log_odds.dtype)
     wrong = ((logits == torch.inf) & (z == 0) | (logits == -torch.inf) & (z != 0)).any(-1)
     wrong = wrong | (z.sum(-1) != (k.squeeze(-1) if isinstance(k, Tensor) else k))
-    return ((weights * z).sum(-1) - total).masked_fill(wrong, -torch.inf)
+    return (-coins.surprise(z, 1 - z)).masked_fill(wrong, -torch.inf)
 
 
 class Marginals(NamedTuple):
-    """What a k-subset distribution is, in float64; the sums are those of the tilted weights, less a common shift of the logits."""
+    """The inclusion probabilities of a k-subset distribution, in float64."""
 
     probs: Tensor  # (..., n) inclusion probabilities
+    rest: Tensor  # (..., n) 1 - probs, with its own digits
     log_odds: Tensor  # (..., n) of them
-    tilted: Tensor  # (..., n) the logits less their shift, infinite ones as 0
-    log_tilted: Tensor  # (...) the log of the sum of all tilted weights
+    coins: Tilted
 
 
 def marginals(logits: Tensor, k: Tensor | int) -> Marginals:
@@ -142,10 +153,10 @@ def marginals(logits: Tensor, k: Tensor | int) -> Marginals:
     shape = logits.shape
     coins = tilt(logits, k)
     slopes, chance = _slopes(coins)
-    probs = (coins.tails_heads[1] * slopes[1]).clamp(0, 1)
+    rest, probs = (coins.tails_heads * slopes).clamp(0, 1)
     log_odds = coins.log_odds + slopes[1].log() - slopes[0].log()
-    probs, log_odds, tilted = (value.T.reshape(shape) for value in (probs, log_odds, _tilted(coins)))
-    return Marginals(probs, log_odds, tilted, _log_tilted(coins, chance).reshape(shape[:-1]))
+    probs, rest, log_odds = (value.T.reshape(shape) for value in (probs, rest, log_odds))
+    return Marginals(probs, rest, log_odds, _tilted(coins, chance, shape))
 
 
 def _slopes(coins: Coins) -> tuple[Tensor, Tensor]:

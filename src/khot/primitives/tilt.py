@@ -77,7 +77,11 @@ def _fewer(k: Tensor | int, sizes: Tensor, n: int) -> tuple[Tensor, Tensor | Non
     many = 2 * sizes > n
     none = not bool(many.any()) if readable(many) else not isinstance(k, Tensor) and 2 * k <= n
     few = sizes if none else torch.where(many, n - sizes, sizes)
-    size = largest(few, n // 2) if isinstance(k, Tensor) else min(k, n - k)
+    if isinstance(k, Tensor):
+        return few, None if none else many, largest(few, n // 2)
+    if not 0 <= k <= n:  # nobody has checked it: nothing, or everything
+        few = few.clamp(min=0)
+    size = max(0, min(k, n - k))
     return few, None if none else many, size
 
 

@@ -11,12 +11,13 @@ from khot._tensors import Number, column, readable
 from khot.checks import check_per_row
 from khot.primitives.threshold.autograd import solve_mask
 from khot.primitives.threshold.family import Family, builds
-from khot.primitives.threshold.tsallis import solve_per_row, tsallis_family
+from khot.primitives.threshold.per_row import solve_per_row
+from khot.primitives.threshold.tsallis import tsallis_family
 from khot.registry import relaxation
 from khot.relaxations.euclidean import EUCLIDEAN
 from khot.relaxations.sigmoid import SIGMOID
 
-_LEAST, _MOST = 1.01, 3.0  # nearer to 1 a tensor's values lose their digits: the support is 1 / (alpha - 1) wide
+_MOST = 10.0  # beyond it the mask goes from 0 to 1 within 4e-4 tau: the hard top-k
 
 
 @builds("entmax")
@@ -47,15 +48,16 @@ def entmax_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, alpha: Number =
     .. math:: y = \arg\max_{y \in [0,1]^n,\ \sum_i y_i = k} x^\top y / \tau
               + \frac{2^{1-\alpha}}{\alpha(\alpha-1)} \sum_i \bigl(1 - y_i^\alpha - (1-y_i)^\alpha\bigr)
 
-    ``alpha = 1`` is :func:`sigmoid_topk` and ``alpha = 2`` is :func:`euclidean_topk`; the factor makes both meet exactly. Between 2 and 3
-    the middle is steeper than the ends.
+    ``alpha = 1`` is :func:`sigmoid_topk` and ``alpha = 2`` is :func:`euclidean_topk`; the factor makes both meet exactly. Below 1 no weight
+    is exactly 0, and the tails are heavier than those of the sigmoid: a weight falls like :math:`u^{-1/(1-\alpha)}`. Above 2 the middle is
+    steeper than the ends, and the distance from 0 to 1 shrinks like :math:`2^{-\alpha}`.
 
     Args:
         scores: ``(..., n)``, or any shape with ``dim`` given.
         k: how many to select; a tensor of shape ``(...)`` receives a gradient.
         tau: temperature; the limit 0 is the hard top-k.
-        alpha: from 1 to 3; 1.5 has a closed form and is the fastest; below 1.125 plain PyTorch runs. A tensor, a scalar or of
-            shape ``(...)``, from 1.01 to 3, receives a gradient; there is no forward mode and no ``vmap`` with it.
+        alpha: above 0 and up to 10; 1.5 has a closed form and is the fastest; native code runs from 1.125 to 3. A tensor, a
+            scalar or of shape ``(...)``, receives a gradient.
         dim: the dimension to select along.
 
     Returns:
@@ -80,15 +82,13 @@ def _beside(alpha: Tensor, scores: Tensor) -> Tensor:
 def _check_alpha(alpha: Number) -> float:
     if isinstance(alpha, Tensor):
         raise TypeError("alpha must be a number here, got a tensor; soft_topk and entmax_topk take one per row")
-    if not isinstance(alpha, Real) or not 1 <= alpha <= _MOST:
-        raise ValueError(f"alpha must be between 1 (sigmoid) and {_MOST:g} (2 is euclidean), got {alpha}")
+    if not isinstance(alpha, Real) or not 0 < float(alpha) <= _MOST:
+        raise ValueError(f"alpha must be above 0 and at most {_MOST:g} (1 is sigmoid, 2 is euclidean), got {alpha}")
     return float(alpha)
 
 
 def _check_alphas(alpha: Tensor, scores: Tensor) -> None:
     check_per_row("alpha", alpha, scores)
-    if readable(alpha) and not bool(((alpha >= _LEAST) & (alpha <= _MOST)).all()):
+    if readable(alpha) and not bool(((alpha > 0) & (alpha <= _MOST)).all()):
         came = f"values from {alpha.min().item():g} to {alpha.max().item():g}"
-        raise ValueError(
-            f"a tensor alpha must be between {_LEAST} and {_MOST:g}, got {came}; learn raw with alpha = 1.01 + torch.sigmoid(raw)"
-        )
+        raise ValueError(f"alpha must be above 0 and at most {_MOST:g}, got {came}; learn raw with alpha = 1 + torch.sigmoid(raw)")

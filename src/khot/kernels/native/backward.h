@@ -21,16 +21,12 @@ template <class F, class C> struct Backward {
   };
 
   // The groups that lie in place come first, in a loop that knows nothing else.
-  static KHOT_INLINE P slope_of(P y, const KhotCurve* curve) {
-    if constexpr (F::kCurved) return F::slope(y, *curve);
-    else return F::slope(y);
-  }
   static Weighted sums(const Rows& r, int64_t n, const KhotCurve* curve) {
     const bool keep = kKeepSlope && r.gx.exact();
     Weighted total;
     Vec<C> v{}, vg{};
     auto add = [&](const C* y, const C* g) KHOT_INLINE_LAMBDA {
-      P slope = slope_of(load_pack<P>(y), curve), weight = load_pack<P>(g);
+      P slope = slope_of<F>(load_pack<P>(y), curve), weight = load_pack<P>(g);
       v += fold(slope), vg += fold(slope * weight);
       return slope;
     };
@@ -63,7 +59,7 @@ template <class F, class C> struct Backward {
     const bool kept = kKeepSlope && r.gx.exact();
     auto value = [&](const C* from, const C* g) KHOT_INLINE_LAMBDA {
       P slope = load_pack<P>(from);
-      if (!kept) slope = slope_of(slope, curve);
+      if (!kept) slope = slope_of<F>(slope, curve);
       return slope * inv_tau * (load_pack<P>(g) - mean);
     };
     const Row<C> from = kept ? r.gx : r.y;
@@ -88,7 +84,7 @@ template <class F, class C> struct Backward {
     for (int64_t i = 0; i < n;) {
       VecD sum{};
       for (int64_t end = least(n, i + kFlush * kGroup<C>); i < end; i += kGroup<C>) {
-        P score = load_pack<P>(r.x.read(i, n, x, C(0))), slope = slope_of(load_pack<P>(r.y.read(i, n, y, C(0))), curve);
+        P score = load_pack<P>(r.x.read(i, n, x, C(0))), slope = slope_of<F>(load_pack<P>(r.y.read(i, n, y, C(0))), curve);
         P u = fma(score - high, P(inv_tau), P(low)), gx = slope * inv_tau * (load_pack<P>(r.g.read(i, n, g, C(0))) - mean);
         sum += widen_add(fold(select((score - score == C(0)) & (slope != C(0)), gx * u, P(0))));
       }

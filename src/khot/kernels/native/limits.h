@@ -14,8 +14,8 @@ template <class F, class C> double step_limit() {
 // much. Where F is piecewise linear, the scores at 0 and 1 have no error at all: only the `active` ones count, and a sum
 // that is right to their rounding has the right active set.
 template <class F, class P> P sum_limit(double eps, P k, P active) {
-  if constexpr (F::kMoments == 1) return 2 * eps * atleast(1.0, smallest(k, active));
-  return 2 * eps * atleast(1.0, k);
+  if constexpr (F::kMoments == 1) return 2 * eps * smallest(k, active);
+  return 2 * eps * k;
 }
 
 // What the rows of a call share: the curve, and the quantiles of the last k and n - k asked for, most often the same for every row.

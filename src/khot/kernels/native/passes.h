@@ -5,6 +5,12 @@
 
 namespace {
 
+// F' where y is known.
+template <class F, class P> KHOT_INLINE P slope_of(P y, [[maybe_unused]] const KhotCurve* curve) {
+  if constexpr (F::kCurved) return F::slope(y, *curve);
+  else return F::slope(y);
+}
+
 constexpr int64_t kFlush = 32;  // groups whose float sums are added before they go into a double
 
 // The sums of slope q^j. With kThin the third and fourth come from one vector in four, and the first two of that part beside them.
@@ -123,8 +129,9 @@ Sums measure(Row<C> x, C* cache, int64_t n, const Shift<C>& shift) {
   return sums;
 }
 
-// Writes y and returns its sum as stored (for half precision: before the rounding).
-template <class F, class C, bool kFromCache> Total emit(Row<C> x, C* cache, Row<C> y, int64_t n, const Shift<C>& given) {
+// Writes y and returns its sum as stored (for half precision: before the rounding). With kMended every y is moved by `mend` times its slope.
+template <class F, class C, bool kFromCache, bool kMended = false>
+Total emit(Row<C> x, C* cache, Row<C> y, int64_t n, const Shift<C>& given, C mend = 0) {
   using P = Wide<C>;
   const Shift<C> shift = given;
   const Row<C> kept = {cache, sizeof(C) == 4 ? kFloat32 : kFloat64};
@@ -141,6 +148,7 @@ template <class F, class C, bool kFromCache> Total emit(Row<C> x, C* cache, Row<
       } else {
         v = F::value(F::encode(load_pack<P>(x.read(i, n, in, -kInf<C>)), shift), shift);
       }
+      if constexpr (kMended) v = atleast(C(0), atmost(C(1), fma(slope_of<F>(v, shift.curve), P(mend), v)));
       store_pack(y.target(i, n, out), v);
       y.written(i, n, out);
       total.add(fold(v));

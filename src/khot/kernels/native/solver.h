@@ -39,7 +39,7 @@ template <class F, class C> class Solver {
   }
 
   // t = high - low tau, counted from u = kZero; 0 for the rows that have no threshold.
-  double threshold(int r) const { return closed[r] ? 0 : double(high[r]) - (low[r] - F::kZero) * tau[r]; }
+  double threshold(int r) const { return closed[r] ? 0 : double(high[r]) - (low[r] + mend[r] - F::kZero) * tau[r]; }
 
   bool is_closed(int r) const { return closed[r]; }
   double slope_sum(int r) const { return v[0][r]; }
@@ -60,7 +60,8 @@ template <class F, class C> class Solver {
   alignas(64) double quantile[kLanes] = {}, normal[kLanes] = {};
   alignas(64) double missing[kLanes] = {}, v[6][kLanes] = {};
   alignas(64) double step[kLanes], factor[kLanes];
-  double probe[kLanes] = {}, reach[kLanes] = {}, off[kLanes];  // reach: a smaller step is as good as exact; off: k - the written sum
+  double probe[kLanes] = {}, reach[kLanes] = {}, off[kLanes] = {};  // reach: a smaller step is as good as exact; off: k - the written sum
+  double mend[kLanes] = {};  // the part of the last step that is taken in the values: it is finer than a position can be
 
   Line<C> line(int r) const { return {x[r], n, threads}; }
 
@@ -96,7 +97,7 @@ template <class F, class C> class Solver {
 
   // ---- starting ----
   Position<C> here(int r) const { return {high[r], low[r]}; }
-  void move_to(int r, Position<C> p) { high[r] = p.high, low[r] = p.low, pending[r] = 0, cached[r] = false; }
+  void move_to(int r, Position<C> p) { high[r] = p.high, low[r] = p.low, pending[r] = mend[r] = 0, cached[r] = false; }
 
   // False when nothing is left to solve.
   bool prepare(int r) {
@@ -209,6 +210,7 @@ template <class F, class C> class Solver {
     done[r] = true;
     if (is_near(r, size)) return settle(r, d);
     if (std::fabs(missing[r]) <= kEps<C> * exactness(r)) return;
+    if (strict[r] && size <= kEps<C> * std::fabs(low[r])) return;  // finer than a position; see `mend`
     bracket[r].learn(here(r), missing[r] > 0);
     Position<C> next{high[r], low[r] + d};
     if (!F::kCached || !(std::fabs(next.low) <= 16)) next = bracket[r].nearest(next);
@@ -246,9 +248,9 @@ template <class F, class C> class Solver {
   // ---- output ----
   // Returns by how much the sum misses k.
   double write(int r) {
-    C* const kept = cached[r] ? cache(r) : nullptr;
+    C* const kept = cached[r] && mend[r] == 0 ? cache(r) : nullptr;
     cached[r] = F::kRefined && kept;  // codes are overwritten
-    Total sum = emit_whole<F>(line(r), kept, y[r], shift(r));
+    Total sum = mend[r] == 0 ? emit_whole<F>(line(r), kept, y[r], shift(r)) : emit_mended<F>(line(r), y[r], shift(r), C(mend[r]));
     low[r] += pending[r], pending[r] = 0;
     sum.add(-k[r]);
     return -sum.get();
@@ -260,12 +262,17 @@ template <class F, class C> class Solver {
     unsigned left = 0;
     for (int r = 0; r < rows; r++) {
       if (!(open >> r & 1)) continue;
+      const double before = off[r];
       off[r] = write(r);
       if (loose || std::fabs(off[r]) <= limit(r)) continue;
       left |= 1u << r;
+      const double shown = 1 - off[r] / before;  // the part of the last step that it made good tells the true slope
+      if (mend[r] != 0 && shown > 0.1 && shown < 10) v[0][r] *= shown;
       const double d = off[r] / v[0][r];
-      // Rounding is made good by one more small step, before and after the careful search.
-      if (attempt != 1 && std::fabs(d) < 1e-3 && (F::kMoments > 1 || strict[r])) settle(r, d);
+      // Rounding is made good in the values, or by one more small step, before and after the careful search.
+      const bool small = d * d <= kEps<C> / 4 && (F::kMoments == 1 || off[r] * off[r] <= kEps<C> / 4 * least(k[r] * k[r], rest[r] * rest[r]));
+      if (small && (F::kMoments > 1 || strict[r])) mend[r] += d;
+      else if (attempt != 1 && std::fabs(d) < 1e-3 && (F::kMoments > 1 || strict[r])) settle(r, d);
       else retry(r, attempt);
     }
     if (left) iterate();
@@ -279,7 +286,7 @@ template <class F, class C> class Solver {
   }
   double limit(int r) const {
     using One = Pack<double, 1>;
-    return sum_limit<F>(kEps<C>, One(k[r]), One(v[0][r])).v[0][0];
+    return most(double(n) * std::numeric_limits<C>::min(), sum_limit<F>(kEps<C>, One(k[r]), One(v[0][r])).v[0][0]);
   }
 
   // Not a matter of rounding: from here on the bracket and the sum decide.

@@ -55,6 +55,15 @@ template <class F, class C, bool kComplement, bool kFromCache> Sums measure_whol
   });
 }
 
+// Writes y, each moved by `mend` times its slope; returns its sum.
+template <class F, class C> Total emit_mended(const Line<C>& line, Row<C> out, const Shift<C>& shift, C mend) {
+  const Row<C> row = line.row;
+  const Shift<C> s = shift;
+  return line.template reduce<Total>([=](int64_t begin, int64_t size) {
+    return emit<F, C, false, true>(row.from(begin), nullptr, out.from(begin), size, s, mend);
+  });
+}
+
 // Writes y, from what is kept in the cache unless that is null; returns its sum.
 template <class F, class C> Total emit_whole(const Line<C>& line, C* cache, Row<C> out, const Shift<C>& shift) {
   const Row<C> row = line.row;

@@ -156,13 +156,21 @@ class _Rule(Function):
     def jvp(ctx: Any, d_scores: Tensor | None, d_k: Tensor | None, d_tau: Tensor | None, *_: None) -> tuple[Tensor, None]:
         y, t, *rest = map(without_tangent, ctx.saved_tensors)
         scores, tau = rest if rest else (None, ctx.tau)
-        v = _slope(y, ctx.family)
-        move = torch.zeros_like(y) if d_scores is None else d_scores / tau
-        if d_tau is not None and scores is not None:
-            move = move - d_tau / tau**2 * _distance(scores, t)
-        moved, slope = ctx.rows.rough(v * move, v)
-        lift = -moved if d_k is None else d_k - moved
-        return v * (move + _divide(lift, slope)), None
+        return follow(y, moves(y, d_scores, d_tau, scores, t, tau), d_k, ctx.family, ctx.rows), None
+
+
+def moves(y: Tensor, d_scores: Tensor | None, d_tau: Tensor | None, scores: Tensor | None, t: Tensor, tau: Number) -> Tensor:
+    """How ``(x - t) / tau`` moves where the threshold stays."""
+    move = torch.zeros_like(y) if d_scores is None else d_scores / tau
+    return move if d_tau is None or scores is None else move - d_tau / tau**2 * _distance(scores, t)
+
+
+def follow(y: Tensor, move: Tensor, d_k: Tensor | None, family: Family, rows: Rows = LOCAL) -> Tensor:
+    """How the mask moves, with the threshold that follows so that the sum is ``k``."""
+    v = _slope(y, family)
+    moved, slope = rows.rough(v * move, v)
+    lift = -moved if d_k is None else d_k - moved
+    return v * (move + _divide(lift, slope))
 
 
 def gradients(

@@ -1,11 +1,12 @@
-r"""The squashing function of the Tsallis entropy, for one ``a = alpha - 1`` or one per row, and the derivative in ``a``.
+r"""The squashing function of the Tsallis entropy for one ``a = alpha - 1`` or one per row.
 
-Measured from the lower end of its support, the inverse is
+Its inverse is, up to a constant, a difference of two Box-Cox powers :math:`B(p) = (p^a - 1)/a`, which become logarithms at ``a = 0``:
 
-.. math:: u = \frac{1 + p^{a} - (1 - p)^{a}}{a\, 2^{a}} .
+.. math:: u = 2^{-a} \bigl(B(p) - B(1 - p)\bigr) .
 
-For :math:`y_i = F_a((x_i - t)/\tau)` with :math:`\sum_i y_i = k`, a change of ``a`` acts on ``y`` as the change
-:math:`-\tau\, \partial u / \partial a` of the scores does: the derivative in ``a`` follows from the one in the scores.
+For ``a > 0`` the function reaches 0 and 1, at a distance :math:`2^{-a}/a` from the middle; then ``u`` is measured from the lower end,
+which keeps the digits of small values. Nearer to ``a = 0`` that end is too far away, and below it is infinite: there ``u`` is measured
+from the middle. A common constant in ``u`` only moves the threshold.
 """
 
 from __future__ import annotations
@@ -16,42 +17,39 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import Function
 
-from khot._tensors import Number, readable, wide_dtype, work_dtype
 from khot.kernels.curve import Curve, fit
-from khot.primitives.threshold.autograd import gradients, in_argument, mask_and_shift
-from khot.primitives.threshold.bracket import solve_bracket
 from khot.primitives.threshold.family import Family, inside_only
 
-_NUM_ITERS = 8  # enough for float64 at every a up to 2
-_LEAST_TABLED = 0.125  # below it the tail turns too sharply for the native table
+FOOT = 0.01  # from here on u is measured from the lower end
+_ZERO = 1e-30  # stands for an a of 0: expm1 and log1p are exact to the last digit there
+_NUM_ITERS = 10  # of Newton: enough for float64 at every a from -1 to 9
+_FAR = 1e300  # u beyond it counts as infinite
+_LEAST_TABLED, _MOST_TABLED = 0.125, 2.0  # below the first the tail turns too sharply for the native table
 
 
 def tsallis_family(a: Any, alpha: float = 0.0) -> Family:
-    """``a`` in (0, 2], a number or a ``(..., 1)`` column: then the family fits the rows that the column stands beside, in one piece."""
-    scale = a * 2**a
+    """``a`` in (-1, 9], a number or a ``(..., 1)`` column: then the family fits the rows that the column stands beside, in one piece."""
 
     def f(u: Tensor) -> Tensor:
-        rise = u.double() * scale  # 0 at the lower end, 2 at the upper
-        tail = _tail(torch.minimum(rise, 2 - rise).clamp(min=0.0), a).to(u.dtype)
-        return torch.where(rise < 1, tail, 1 - tail)
+        up, tail = _by_region(u.double(), a.double() if isinstance(a, Tensor) else a, _from_foot, _from_middle)
+        return torch.where(up, 1 - tail.to(u.dtype), tail.to(u.dtype))
 
     def slope(y: Tensor) -> Tensor:
         return inside_only(y, lambda p: 2**a / (p ** (a - 1) + (1 - p) ** (a - 1)))
 
     def entropy(y: Tensor) -> Tensor:
-        return inside_only(y, lambda p: (1 - p ** (a + 1) - (1 - p) ** (a + 1)) / (scale * (a + 1)))
+        return inside_only(y, lambda p: -(p * _power(p, a) + (1 - p) * _power(1 - p, a)) / (2**a * (a + 1)))
 
     kernel, curve = _native(a)
     return Family(
-        "entmax", f=f, inverse=lambda y: _inverse(y, a), slope=slope, entropy=entropy, smooth=False, alpha=alpha, kernel=kernel, curve=curve
+        "entmax", f=f, inverse=lambda y: inverse(y, a), slope=slope, entropy=entropy, smooth=False, alpha=alpha, kernel=kernel, curve=curve
     )
 
 
 def _native(a: Any) -> tuple[str, Callable[[], Curve] | None]:
     """The name of the native code for this ``a``, and what it wants besides; the table is made when it is first asked for."""
-    if isinstance(a, Tensor) or not _LEAST_TABLED <= a <= 2:
+    if isinstance(a, Tensor) or not _LEAST_TABLED <= a <= _MOST_TABLED:
         return "none", None
     if a == 0.5:
         return "entmax15", lambda: Curve(a * 2**a)
@@ -63,24 +61,65 @@ def _log_tail(rise: Tensor, a: float) -> Tensor:
     return _tail_above(rise, a).log2() if a > 1 else _power_below(rise, a).log2() / a
 
 
-def _inverse(y: Tensor, a: Any) -> Tensor:
-    return (y**a - torch.expm1(a * torch.log1p(-y))) / (a * 2**a)
+def inverse(y: Tensor, a: Any) -> Tensor:
+    """The ``u`` at which the function is ``y``."""
+
+    def of_foot(y: Tensor, a: Any) -> tuple[Tensor]:
+        return ((y**a - torch.expm1(a * torch.log1p(-y))) / (a * 2**a),)
+
+    def of_middle(y: Tensor, a: Any) -> tuple[Tensor]:
+        return ((_power(y, a) - torch.expm1(a * torch.log1p(-y)) / a) / 2**a,)
+
+    return _by_region(y, a, of_foot, of_middle)[0]
 
 
-def _inverse_in_a(y: Tensor, a: Tensor) -> Tensor:
-    """The derivative of the inverse in ``a``, and 0 at both ends, where the mask does not move."""
+def inverse_in_a(y: Tensor, a: Tensor) -> Tensor:
+    """The derivative in ``a`` of ``u`` measured from the middle, and 0 at both ends, where the mask does not move."""
 
     def inside(p: Tensor) -> Tensor:
-        change = (p**a * p.log() - (1 - p) ** a * torch.log1p(-p)) / (a * 2**a)
-        return change - _inverse(p, a) * (1 / a + torch.full_like(a, 2.0).log())
+        log_p, log_q = p.log(), torch.log1p(-p)
+        whole = torch.where(a.abs() < _ZERO, _ZERO, a)
+        u = (torch.expm1(whole * log_p) - torch.expm1(whole * log_q)) / whole
+        change = log_p.square() * _curve(a * log_p) - log_q.square() * _curve(a * log_q)
+        return (change - u * torch.full_like(a, 2.0).log()) / 2**a
 
     return inside_only(y, inside)
+
+
+def _by_region(x: Tensor, a: Any, foot: Callable[..., tuple[Tensor, ...]], middle: Callable[..., tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """The results of ``foot`` where ``a`` is large enough, and of ``middle`` elsewhere."""
+    if not isinstance(a, Tensor):
+        return foot(x, a) if a >= FOOT else middle(x, a if abs(a) > _ZERO else _ZERO)
+    near = torch.where(a.abs() < _ZERO, _ZERO, a).clamp(max=FOOT)
+    pairs = zip(foot(x, a.clamp(min=FOOT)), middle(x, near), strict=True)
+    return tuple(torch.where(a >= FOOT, at_foot, at_middle) for at_foot, at_middle in pairs)
+
+
+def _power(p: Tensor, a: Any) -> Tensor:
+    """``(p^a - 1) / a``."""
+    return torch.expm1(a * p.log()) / a
+
+
+def _curve(x: Tensor) -> Tensor:
+    """``(x e^x - expm1(x)) / x^2``, by its series ``sum_n x^n / (n! (n + 2))`` where the difference would lose digits."""
+    small = x.abs() < 0.5
+    safe = torch.where(small, 1.0, x)
+    little, series, factor = torch.where(small, x, 0.0), torch.full_like(x, 0.5), torch.ones_like(x)
+    for n in range(1, 15):
+        factor = factor * little / n
+        series = series + factor / (n + 2)
+    return torch.where(small, series, (safe * safe.exp() - torch.expm1(safe)) / safe.square())
+
+
+def _from_foot(u: Tensor, a: Any) -> tuple[Tensor, Tensor]:
+    """Whether ``y`` is above 1/2, and the smaller of ``y`` and ``1 - y``."""
+    rise = u * (a * 2**a)  # 0 at the lower end, 2 at the upper
+    return rise >= 1, _tail(torch.minimum(rise, 2 - rise).clamp(min=0.0), a)
 
 
 def _tail(rise: Tensor, a: Any) -> Tensor:
     """The ``q`` in [0, 1/2] with ``q^a + 1 - (1-q)^a = rise``, ``rise`` in [0, 1]."""
     if isinstance(a, Tensor):
-        a = a.double()
         return torch.where(a > 1, _tail_above(rise, a.clamp(min=1.0)), _tail_below(rise, a.clamp(max=1.0)))
     if a == 0.5:
         s = 1 - rise
@@ -104,47 +143,28 @@ def _power_below(rise: Tensor, a: Any) -> Tensor:
 
 
 def _tail_above(rise: Tensor, a: Any) -> Tensor:
-    """For ``1 < a <= 2``: Newton in ``q`` on a convex function with slopes between 1 and 2, from the right, likewise."""
-    q = 0.5 * rise
+    """For ``a > 1``: the same in ``z = 1 - (1-q)^a``; the function ``z + q^a`` is convex in it, with slopes between 1 and 2."""
+    most = torch.as_tensor(1 - 0.5**a, dtype=rise.dtype, device=rise.device)
+    z = torch.minimum(rise, most)
     for _ in range(_NUM_ITERS):
-        value = q**a - torch.expm1(a * torch.log1p(-q))
-        q = (q - (value - rise) / (a * (q ** (a - 1) + (1 - q) ** (a - 1)))).clamp(0.0, 0.5)
-    return q
+        q = -torch.expm1(torch.log1p(-z) / a)
+        z = (z - (z + q**a - rise) / (1 + (q / (1 - q)) ** (a - 1))).clamp(min=0.0)
+    return -torch.expm1(torch.log1p(-z) / a)
 
 
-def solve_per_row(scores: Tensor, k: Number, tau: Number, alpha: Tensor) -> Tensor:
-    """``(..., n) -> (..., n)`` with columns ``k``, ``tau``, ``alpha``; differentiable in all of them, any number of times."""
-    k, tau = (value if isinstance(value, Tensor) else torch.full_like(alpha, value) for value in (k, tau))
-    if not scores.numel():
-        return scores + 0 * (k + tau + alpha).to(scores.dtype)
-    return _PerRow.apply(scores.to(work_dtype(scores)), k, tau, alpha - 1)[0].to(scores.dtype)
+def _from_middle(u: Tensor, a: Any) -> tuple[Tensor, Tensor]:
+    """The same for ``a`` below 1, measured from the middle: Newton in ``z = B(q)``; ``z - B(1 - q)`` is convex in it, with slopes
+    between 1 and 2."""
+    far = (u.abs() * 2**a).clamp(max=_FAR)
+    middle = torch.as_tensor((0.5**a - 1) / a, dtype=u.dtype, device=u.device)
+    z = torch.minimum(-far, middle)
+    for _ in range(_NUM_ITERS):
+        q = _unpower(z, a)
+        rest = torch.expm1(a * torch.log1p(-q)) / a
+        z = z - (z - rest + far) / (1 + (q / (1 - q)) ** (1 - a))
+    return u >= 0, _unpower(z, a).clamp(max=0.5).masked_fill(u.isinf(), 0.0)
 
 
-def _solved(scores: Tensor, k: Tensor, tau: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-    """The mask and the thresholds: by the solver of a number where all rows have the same ``a``, else one family per row."""
-    if readable(a) and bool((a == a.flatten()[0]).all()):
-        return mask_and_shift(scores, k, tau, tsallis_family(float(a.flatten()[0])))
-    mask, shift = solve_bracket(scores, k.to(wide_dtype(scores)), tau, tsallis_family(a))
-    return mask, shift
-
-
-class _PerRow(Function):
-    """No ``jvp``: forward mode raises."""
-
-    @staticmethod
-    def forward(scores: Tensor, k: Tensor, tau: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-        return _solved(scores, k, tau, a)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
-        scores, _, tau, a = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(*output, scores, tau, a)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        y, t, scores, tau, a = ctx.saved_tensors
-        family = tsallis_family(a)
-        grad_scores, grad_k, grad_tau = gradients(grad, y, scores, t, tau, family, True, True)[:3]
-        grad_a = -(in_argument(grad, y, family)[0] * _inverse_in_a(y, a)).sum(-1, keepdim=True)
-        return grad_scores, grad_k, grad_tau, grad_a
+def _unpower(z: Tensor, a: Any) -> Tensor:
+    """The ``q`` with ``(q^a - 1) / a = z``; 0 where there is none."""
+    return torch.exp(torch.log1p((a * z).clamp(min=-1.0)) / a)
