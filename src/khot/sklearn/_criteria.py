@@ -14,7 +14,7 @@ def _information(penalty: Callable[[float, np.ndarray], np.ndarray]) -> Callable
     def criterion(loss: np.ndarray, total: np.ndarray, n: float, columns: np.ndarray) -> np.ndarray:
         """``(sizes, outputs)`` from squared residuals ``loss``, squared lengths ``total``, ``n`` samples and the number of ``columns``."""
         floor = EXACT**2 * np.where(total > 0, total, 1.0)
-        return n * np.log(np.maximum(loss, floor) / n) + penalty(n, columns)
+        return n * np.log(np.maximum(loss, floor) / n if n > 0 else floor) + penalty(n, columns)
 
     return criterion
 

@@ -37,8 +37,9 @@ class TopKRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     Args:
         k: how many columns; several, e.g. ``range(1, 6)``, are compared by ``criterion``, for each output by itself. None compares 1 to 10.
         alpha: ridge, on the scale of the columns as they are given, as in scikit-learn's ``Ridge``.
-        criterion: how to choose among several ``k``: ``"aic"``, ``"aicc"``, ``"bic"``, ``"validation"`` (mean squared error on the held-out
-            parts of ``cv``) or ``"stability"`` (the largest ``k`` whose columns are found again on the training parts of ``cv``).
+        criterion: how to choose among several ``k``: ``"aic"``, ``"aicc"``, ``"bic"``, ``"validation"`` (Akaike's criterion of the errors
+            on the held-out parts of ``cv``, as Mangan et al. 2017 do) or ``"stability"`` (the largest ``k`` whose columns are found again
+            on the training parts of ``cv``).
         fit_intercept: whether there is a constant beside the ``k`` columns.
         groups: ``(n_features,)`` labels; columns with the same label are taken in together, and ``k`` counts groups.
         shared: all outputs use the same columns.
@@ -148,8 +149,8 @@ class TopKRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         inside = [np.isin(np.arange(len(X)), train) * weight for train, _ in splits]
         parts = self._search([reduce(X, y, part, self.fit_intercept) for part in inside], sizes, groups, int(random.randint(2**31 - 1)))
         if self.criterion == "validation":
-            errors = [_held_out(part, X[rows], y[rows], weight[rows]) for part, (_, rows) in zip(parts, splits, strict=True)]
-            return self._joined(np.mean(errors, axis=0))
+            held = [self._held_out(part, X[rows], y[rows], weight[rows]) for part, (_, rows) in zip(parts, splits, strict=True)]
+            return np.sum(held, axis=0)
         found = np.mean([(part.support == fits.support).all(2) for part in parts], axis=0)  # (sizes, outputs)
         rank = np.arange(len(sizes)).reshape(-1, 1)
         return np.where(found >= self.agreement, -rank - 1.0, 1 - found)
@@ -157,16 +158,21 @@ class TopKRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     def _information(self, whole: Reduced, fits: Fits) -> np.ndarray:
         name = self.criterion if self.criterion in INFORMATION else "bic"
         total = np.square(whole.y).sum(0) * whole.unit**2
-        loss, columns = fits.loss * whole.samples, fits.support.sum(2).astype(np.float64)
-        if not self.shared:
-            return INFORMATION[name](loss, total, whole.samples, columns)
-        outputs = loss.shape[1]
-        joint = INFORMATION[name](loss.sum(1), total.sum(), whole.samples * outputs, columns.sum(1))
-        return np.repeat(joint[:, None], outputs, 1)
+        return self._joined(name, fits.loss * whole.samples, total, whole.samples, fits)
 
-    def _joined(self, values: np.ndarray) -> np.ndarray:
-        """Outputs that share their columns share their criterion."""
-        return np.broadcast_to(values.mean(1, keepdims=True), values.shape) if self.shared else values
+    def _held_out(self, fits: Fits, x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        """Akaike's criterion of every size on other rows, ``(sizes, outputs)``."""
+        said = np.einsum("np,kmp->knm", x, fits.coef) + fits.intercept[:, None]
+        loss, total = (np.einsum("...nm,n->...m", np.square(away), weight) for away in (said - y, y))
+        return self._joined("aic", loss, total, float(weight.sum()), fits)
+
+    def _joined(self, name: str, loss: np.ndarray, total: np.ndarray, samples: float, fits: Fits) -> np.ndarray:
+        """A criterion for each output, or the same for all where they share their columns."""
+        columns, outputs = fits.support.sum(2).astype(np.float64), loss.shape[1]
+        if not self.shared:
+            return INFORMATION[name](loss, total, samples, columns)
+        joint = INFORMATION[name](loss.sum(1), total.sum(), samples * outputs, columns.sum(1))
+        return np.repeat(joint[:, None], outputs, 1)
 
     def _keep(self, fits: Fits, values: np.ndarray, sizes: list[int], single: bool) -> None:
         best, outputs = values.argmin(0), np.arange(values.shape[1])
@@ -202,14 +208,7 @@ class TopKRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         if self.k is None:
             return list(range(1, min(n, 10) + 1))
         given: list[Any] = list(self.k) if isinstance(self.k, Iterable) else [self.k]
-        whole = all(isinstance(k, Integral) and not isinstance(k, bool) and 0 <= k <= n for k in given)
+        whole = all(isinstance(k, (int, np.integer)) and not isinstance(k, bool) and 0 <= k <= n for k in given)
         if not given or not whole:
             raise ValueError(f"k must be a whole number from 0 to {what}={n}, several of them, or None, got {self.k!r}")
         return sorted({int(k) for k in given})
-
-
-def _held_out(fits: Fits, x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Weighted mean squared error of every size on other rows, ``(sizes, outputs)``."""
-    said = np.einsum("np,kmp->knm", x, fits.coef) + fits.intercept[:, None]
-    total = weight.sum()
-    return np.einsum("knm,n->km", np.square(said - y), weight) / (total if total > 0 else 1.0)

@@ -1,0 +1,127 @@
+"""Methods that find the terms of equations, each tried on a grid and chosen on held-out samples."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bench.applications.dynamics import Samples
+
+
+class Grid(NamedTuple):
+    """What the methods are tried with; the held-out part chooses."""
+
+    sizes: range
+    ridges: tuple[float, ...]
+    thresholds: np.ndarray
+    relaxed: np.ndarray  # thresholds of SR3
+    scaled: tuple[bool, ...] = (False,)  # whether pysindy normalises columns
+
+
+Row = Callable[[Samples, Grid], np.ndarray]  # coefficients, (d, p)
+
+
+def akaike(data: Samples, coef: np.ndarray, *, apart: bool) -> np.ndarray:
+    """On the held-out part: for each equation apart, or for all together."""
+    away = np.square(data.held_slope - data.held_library @ coef.T)
+    loss, n, terms = (away.sum(0), len(away), np.count_nonzero(coef, axis=1)) if apart else (away.sum(), away.size, np.count_nonzero(coef))
+    return n * np.log(np.maximum(loss, 1e-300) / n) + 2.0 * terms
+
+
+def best_of(data: Samples, found: list[np.ndarray], *, apart: bool) -> np.ndarray:
+    values = np.stack([np.broadcast_to(akaike(data, coef, apart=apart), (len(coef),)) for coef in found])
+    best = values.argmin(0)
+    return np.stack(found)[best, np.arange(len(best))]
+
+
+def exchanges(data: Samples, grid: Grid) -> np.ndarray:
+    """The protocol: columns from the first part, their number by Akaike's criterion on the held-out part, for each equation."""
+    from khot.sklearn import TopKRegressor
+
+    model = TopKRegressor(grid.sizes, fit_intercept=False, random_state=0).fit(data.library, data.slope)
+    return best_of(data, list(model.path_.coef), apart=True)
+
+
+def exchanges_ridge(data: Samples, grid: Grid) -> np.ndarray:
+    """The same with the paper's six values of ridge."""
+    from khot.sklearn import TopKRegressor
+
+    fits = [
+        TopKRegressor(grid.sizes, alpha=alpha, fit_intercept=False, random_state=0).fit(data.library, data.slope) for alpha in grid.ridges
+    ]
+    return best_of(data, [coef for model in fits for coef in model.path_.coef], apart=True)
+
+
+def exchanges_all(data: Samples, grid: Grid) -> np.ndarray:
+    """The number of columns as above, then the columns themselves from both parts."""
+    from khot.sklearn import TopKRegressor
+
+    first, rows = len(data.slope), np.arange(len(data.slope) + len(data.held_slope))
+    both = np.concatenate([data.library, data.held_smooth]), np.concatenate([data.slope, data.held_slope])
+    split = [(rows[:first], rows[first:])]
+    return TopKRegressor(grid.sizes, criterion="validation", cv=split, fit_intercept=False, random_state=0).fit(*both).coef_
+
+
+def stlsq(data: Samples, grid: Grid) -> np.ndarray:
+    import pysindy
+
+    tried = itertools.product(grid.thresholds, grid.ridges, grid.scaled)
+    return best_of(data, [fitted(pysindy.STLSQ(threshold=t, alpha=a, normalize_columns=n), data) for t, a, n in tried], apart=False)
+
+
+def sr3(data: Samples, grid: Grid) -> np.ndarray:
+    import pysindy
+
+    found = []
+    for threshold, nu, scaled in itertools.product(grid.relaxed, (1 / 30, 1 / 3, 10 / 3), grid.scaled):
+        weight = threshold**2 / (2 * nu)
+        model = pysindy.SR3(reg_weight_lam=weight, relax_coeff_nu=nu, max_iter=1000, normalize_columns=scaled, unbias=True)
+        found.append(fitted(model, data))
+    return best_of(data, found, apart=False)
+
+
+def ssr(data: Samples, grid: Grid) -> np.ndarray:
+    import pysindy
+
+    found: list[np.ndarray] = []
+    for alpha, scaled in itertools.product(grid.ridges, grid.scaled):
+        model = pysindy.SSR(alpha=alpha, max_iter=data.library.shape[1] - 1, normalize_columns=scaled)
+        fitted(model, data)
+        found += [refitted(np.array(coef) != 0, data) if scaled else np.array(coef) for coef in model.history_]
+    return best_of(data, found, apart=True)
+
+
+def fitted(optimizer: Any, data: Samples) -> np.ndarray:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of fits that did not converge or that left nothing; they are scored as they are
+        return np.array(optimizer.fit(data.library, data.slope).coef_)
+
+
+def refitted(support: np.ndarray, data: Samples) -> np.ndarray:
+    """Least squares on each equation's columns."""
+    coef = np.zeros(support.shape)
+    for equation, columns in enumerate(support):
+        coef[equation, columns] = np.linalg.lstsq(data.library[:, columns], data.slope[:, equation], rcond=None)[0]
+    return coef
+
+
+def score(found: np.ndarray, truth: np.ndarray) -> dict[str, float]:
+    """Right terms over all that are right or found, and whether the model is exactly right."""
+    return {"accuracy": float((found & truth).sum() / (found | truth).sum()), "exact": float((found == truth).all())}
+
+
+def measure(row: str, data: Samples, grid: Grid) -> dict[str, float]:
+    """One cell: the scores and the time of the wall and of the processor."""
+    began, used = time.perf_counter(), time.process_time()
+    coef = ROWS[row](data, grid)
+    return {**score(coef != 0, data.truth), "fit_seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - used}
+
+
+ROWS: dict[str, Row] = {
+    "khot": exchanges, "khot-ridge": exchanges_ridge, "khot-all": exchanges_all, "ssr": ssr, "stlsq": stlsq, "sr3": sr3,
+}  # fmt: skip
