@@ -11,6 +11,8 @@ from sklearn.model_selection import KFold
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from khot.sklearn import TopKRegressor
+from khot.subset import make_problem
+from khot.subset.branch import prove
 
 
 @parametrize_with_checks([TopKRegressor(k=1, n_starts=2), TopKRegressor(alpha=0.1, criterion="aicc", shared=True, n_starts=1)])
@@ -47,6 +49,33 @@ def test_equals_brute_force(block: int) -> None:
         model = TopKRegressor(k=range(1, 5), random_state=0).fit(x, y)
         want = [best_loss(x, y, k) for k in range(1, 5)]
         np.testing.assert_allclose(model.path_.loss[:, 0], want, rtol=1e-8, atol=1e-12 * y.var())
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_branch_and_bound_finds_the_best_set_from_a_bad_one(block: int) -> None:
+    for seed in range(5 * block, 5 * block + 5):
+        x, y = problem(seed, most=14)
+        x, y = x - x.mean(0), y - y.mean()
+        made = make_problem(torch.from_numpy(x)[None], torch.from_numpy(y)[None, :, None])
+        for k in range(1, 5):
+            start = torch.arange(x.shape[1]) < k
+            best, proven = prove(made, 0, start, nodes=100_000)
+            columns = x[:, best.numpy()]
+            loss = np.square(y - columns @ np.linalg.lstsq(columns, y, rcond=None)[0]).mean()
+            assert proven and loss == pytest.approx(best_loss(x, y, k), rel=1e-7, abs=1e-10 * y.var())
+
+
+def test_certificates() -> None:
+    random = np.random.RandomState(0)
+    x = random.normal(size=(60, 30))
+    y = x[:, :6] @ random.normal(size=(6, 2)) + random.normal(size=(60, 2))
+    model = TopKRegressor(k=[3, 6], certify=True, random_state=0).fit(x, y)
+    assert model.certified_.shape == (2, 2) and model.certified_.all()
+    assert not TopKRegressor(k=6, certify=True, max_nodes=2, random_state=0).fit(x, y).certified_.any()
+    assert TopKRegressor(k=2, groups=np.arange(30) // 3, shared=True, certify=True, random_state=0).fit(x, y).certified_.all()
+    twice = np.concatenate([x[:, :8], x[:, :8]], 1)  # every column two times
+    again = TopKRegressor(k=3, certify=True, random_state=0).fit(twice, y[:, 0])
+    assert again.certified_.all() and again.path_.loss[0, 0] == pytest.approx(best_loss(x[:, :8], y[:, 0], 3))
 
 
 def test_sizes_and_coefficients_are_what_they_say() -> None:
@@ -95,14 +124,14 @@ def test_groups_enter_together() -> None:
         TopKRegressor(k=7, groups=groups).fit(x, y)
 
 
-@pytest.mark.parametrize("criterion", ["aic", "aicc", "bic", "validation", "stability"])
+@pytest.mark.parametrize("criterion", ["aic", "aicc", "bic", "elbow", "validation", "stability"])
 def test_criteria_find_the_size(criterion: str) -> None:
     random = np.random.RandomState(1)
     x = random.normal(size=(300, 15))
     y = np.stack([x[:, 2] - x[:, 3] + x[:, 4], 2 * x[:, 5]], 1) + 0.5 * random.normal(size=(300, 2))
     model = TopKRegressor(k=range(1, 7), criterion=criterion, random_state=0).fit(x, y)
     assert model.support_[0, 2:5].all() and model.support_[1, 5]
-    if criterion in ("bic", "stability"):
+    if criterion in ("bic", "elbow", "stability"):
         assert model.k_.tolist() == [3, 1]
     assert (model.path_.criterion.argmin(0) == model.k_ - 1).all()
 
@@ -164,3 +193,14 @@ def test_seeded_fits_agree_and_leave_the_generators_alone() -> None:
     state = torch.get_rng_state()
     one, two = (TopKRegressor(k=3, random_state=1).fit(x, y) for _ in range(2))
     assert (one.coef_ == two.coef_).all() and torch.equal(state, torch.get_rng_state())
+
+
+def test_inside_pysindy() -> None:
+    pysindy = pytest.importorskip("pysindy")
+    t = np.linspace(0, 6, 1200)
+    x = np.stack([np.exp(-0.1 * t) * np.cos(2 * t), -np.exp(-0.1 * t) * np.sin(2 * t)], 1)  # x' = -0.1 x + 2 y, y' = -2 x - 0.1 y
+    optimizer = pysindy.WrappedOptimizer(TopKRegressor(k=2, fit_intercept=False, random_state=0))
+    model = pysindy.SINDy(optimizer=optimizer, feature_library=pysindy.PolynomialLibrary(3)).fit(x, t=t)
+    found = model.coefficients()
+    assert (np.flatnonzero(found[0]).tolist(), np.flatnonzero(found[1]).tolist()) == ([1, 2], [1, 2])
+    np.testing.assert_allclose(found[:, 1:3], [[-0.1, 2], [-2, -0.1]], atol=2e-3)

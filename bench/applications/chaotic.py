@@ -97,7 +97,9 @@ def samples(name: str, noise: float, seed: int) -> Samples:
 
 
 def main(given: argparse.Namespace) -> int:
-    rows = chosen(given.rows, ROWS, ["khot-all", "stlsq"] if given.quick else ["khot-all", "ssr", "stlsq", "sr3"])
+    rows = chosen(
+        given.rows, ROWS, ["khot-elbow", "stlsq"] if given.quick else ["khot-elbow", "khot-all", "ssr", "ssr-elbow", "stlsq", "sr3"]
+    )
     systems = given.systems.split(",") if given.systems else ["Lorenz", "Rossler"] if given.quick else names()
     seeds = range(1000, 1000 + (given.seeds or 1)) if given.validate else range(given.seeds or 1)
     cells = [

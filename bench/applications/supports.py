@@ -67,6 +67,14 @@ def exchanges_all(data: Samples, grid: Grid) -> np.ndarray:
     return TopKRegressor(grid.sizes, criterion="validation", cv=split, fit_intercept=False, random_state=0).fit(*both).coef_
 
 
+def exchanges_elbow(data: Samples, grid: Grid) -> np.ndarray:
+    """Columns from both parts, their number by the elbow of the loss, without validation."""
+    from khot.sklearn import TopKRegressor
+
+    both = np.concatenate([data.library, data.held_smooth]), np.concatenate([data.slope, data.held_slope])
+    return TopKRegressor(grid.sizes, criterion="elbow", fit_intercept=False, random_state=0).fit(*both).coef_
+
+
 def stlsq(data: Samples, grid: Grid) -> np.ndarray:
     import pysindy
 
@@ -86,6 +94,29 @@ def sr3(data: Samples, grid: Grid) -> np.ndarray:
 
 
 def ssr(data: Samples, grid: Grid) -> np.ndarray:
+    return best_of(data, _stepwise(data, grid), apart=True)
+
+
+def ssr_elbow(data: Samples, grid: Grid) -> np.ndarray:
+    """SSR's own columns of every size, the best of its grid by the loss, and their number by the same elbow as ours."""
+    from khot.sklearn._criteria import elbow
+
+    found = np.stack(_stepwise(data, grid))
+    terms, loss = np.count_nonzero(found, axis=2), np.square(data.slope - np.einsum("np,kdp->knd", data.library, found)).sum(1)
+    coef = np.zeros(found.shape[1:])
+    for equation in range(len(coef)):
+        best = [_least(found[:, equation], loss[:, equation], terms[:, equation] == size) for size in grid.sizes]
+        path = np.array([value for value, _ in best])[:, None]
+        coef[equation] = best[int(elbow(path, np.square(data.slope[:, [equation]]).sum(0), np.array(grid.sizes)).argmin())][1]
+    return coef
+
+
+def _least(coef: np.ndarray, loss: np.ndarray, among: np.ndarray) -> tuple[float, np.ndarray]:
+    where = np.flatnonzero(among)
+    return min(((float(loss[i]), coef[i]) for i in where), key=lambda pair: pair[0], default=(np.inf, np.zeros(coef.shape[1])))
+
+
+def _stepwise(data: Samples, grid: Grid) -> list[np.ndarray]:
     import pysindy
 
     found: list[np.ndarray] = []
@@ -93,7 +124,7 @@ def ssr(data: Samples, grid: Grid) -> np.ndarray:
         model = pysindy.SSR(alpha=alpha, max_iter=data.library.shape[1] - 1, normalize_columns=scaled)
         fitted(model, data)
         found += [refitted(np.array(coef) != 0, data) if scaled else np.array(coef) for coef in model.history_]
-    return best_of(data, found, apart=True)
+    return found
 
 
 def fitted(optimizer: Any, data: Samples) -> np.ndarray:
@@ -123,5 +154,6 @@ def measure(row: str, data: Samples, grid: Grid) -> dict[str, float]:
 
 
 ROWS: dict[str, Row] = {
-    "khot": exchanges, "khot-ridge": exchanges_ridge, "khot-all": exchanges_all, "ssr": ssr, "stlsq": stlsq, "sr3": sr3,
+    "khot": exchanges, "khot-ridge": exchanges_ridge, "khot-all": exchanges_all, "khot-elbow": exchanges_elbow,
+    "ssr": ssr, "ssr-elbow": ssr_elbow, "stlsq": stlsq, "sr3": sr3,
 }  # fmt: skip

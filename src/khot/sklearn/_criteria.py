@@ -30,4 +30,17 @@ INFORMATION = {
     "aicc": _information(_corrected),
     "bic": _information(lambda n, columns: np.log(max(n, 1.0)) * columns),
 }
-CRITERIA = (*INFORMATION, "validation", "stability")
+CRITERIA = (*INFORMATION, "elbow", "validation", "stability")
+SHARE = 0.3  # of the largest fall of the logarithm of the loss: chosen on other systems than those of the tables
+
+
+def elbow(loss: np.ndarray, total: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """The largest size that still makes the loss fall, ``(sizes, outputs)``: as a ratio for each column, by a share of the largest fall.
+
+    For data with little noise, where the error that is left is not random, so that every further column lowers it significantly.
+    """
+    floor = EXACT**2 * np.where(total > 0, total, 1.0)
+    logs = np.log(np.maximum(np.concatenate([np.where(total > 0, total, 1.0)[None], loss]), floor))
+    falls = -np.diff(logs, axis=0) / np.maximum(np.diff(np.concatenate([[0], sizes])), 1)[:, None]
+    rank = np.arange(len(sizes)).reshape(-1, 1)
+    return np.where(falls >= SHARE * falls.max(0), -rank - 1.0, 1.0 + rank)

@@ -11,7 +11,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from khot.checks import find
-from khot.sklearn._criteria import CRITERIA, INFORMATION
+from khot.sklearn._criteria import CRITERIA, INFORMATION, elbow
 from khot.sklearn._regression import Fits, Reduced, fit_sizes, reduce
 
 
@@ -37,8 +37,9 @@ class TopKRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     Args:
         k: how many columns; several, e.g. ``range(1, 6)``, are compared by ``criterion``, for each output by itself. None compares 1 to 10.
         alpha: ridge, on the scale of the columns as they are given, as in scikit-learn's ``Ridge``.
-        criterion: how to choose among several ``k``: ``"aic"``, ``"aicc"``, ``"bic"``, ``"validation"`` (Akaike's criterion of the errors
-            on the held-out parts of ``cv``, as Mangan et al. 2017 do) or ``"stability"`` (the largest ``k`` whose columns are found again
+        criterion: how to choose among several ``k``: ``"aic"``, ``"aicc"``, ``"bic"``, ``"elbow"`` (the largest ``k`` that still makes
+            the error fall clearly; for data with little noise), ``"validation"`` (Akaike's criterion of the errors on the held-out parts of
+            ``cv``, as Mangan et al. 2017 do) or ``"stability"`` (the largest ``k`` whose columns are found again
             on the training parts of ``cv``).
         fit_intercept: whether there is a constant beside the ``k`` columns.
         groups: ``(n_features,)`` labels; columns with the same label are taken in together, and ``k`` counts groups.
@@ -144,6 +145,8 @@ class TopKRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         """``(sizes, outputs)``; the smallest is chosen."""
         if self.criterion in INFORMATION or len(sizes) == 1:
             return self._information(whole, fits)
+        if self.criterion == "elbow":
+            return self._elbow(whole, fits, sizes)
         default = 5 if self.criterion == "validation" else ShuffleSplit(20, train_size=0.5, random_state=random.randint(2**31 - 1))
         splits = list(check_cv(default if self.cv is None else self.cv).split(X, y))
         inside = [np.isin(np.arange(len(X)), train) * weight for train, _ in splits]
@@ -159,6 +162,12 @@ class TopKRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         name = self.criterion if self.criterion in INFORMATION else "bic"
         total = np.square(whole.y).sum(0) * whole.unit**2
         return self._joined(name, fits.loss * whole.samples, total, whole.samples, fits)
+
+    def _elbow(self, whole: Reduced, fits: Fits, sizes: list[int]) -> np.ndarray:
+        loss, total = fits.loss * whole.samples, np.square(whole.y).sum(0) * whole.unit**2
+        if self.shared:
+            loss, total = (np.broadcast_to(part.sum(-1, keepdims=True), part.shape) for part in (loss, total))
+        return elbow(loss, total, np.asarray(sizes))
 
     def _held_out(self, fits: Fits, x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """Akaike's criterion of every size on other rows, ``(sizes, outputs)``."""
