@@ -233,4 +233,4 @@ def test_two_processes_are_one(data: Path, tmp_path: Path) -> None:
             logs.append(list(csv.DictReader(file)))
     assert len(logs[0]) == len(logs[1]) >= 50
     for one, other in zip(weights(tmp_path / "one").values(), weights(tmp_path / "two").values(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

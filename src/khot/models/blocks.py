@@ -82,7 +82,7 @@ class AttentionBlock(nn.Module):
         self.mix, self.num_heads = mix, num_heads
         self.norm = nn.LayerNorm(dim)
         self.qkv = nn.Linear(dim, 3 * dim)
-        self.sharpness = nn.Parameter(torch.ones(()))
+        self.sharpness = nn.Parameter(torch.ones(1))  # fully_shard takes no scalars
         self.select = Selection(k, **selection)
         self.out = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, dim), nn.GELU())
 

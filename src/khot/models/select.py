@@ -42,12 +42,12 @@ class Selection(nn.Module):
             find({name: row for name, row in RELAXATIONS.items() if row.matrix is not None}, method, "matrix method")
         self.k, self.method, self.hard, self.options = k, method, hard, options
         self.tau_scale = 1.0  # for a schedule: set by khot.models.set_tau_scale
-        self.logit_tau = nn.Parameter(torch.zeros(()))
+        self.logit_tau = nn.Parameter(torch.zeros(1))  # fully_shard takes no scalars
 
     def tau(self) -> Tensor:
         """The temperature in use, a scalar with gradient."""
         bounds = [math.log(p / (1 - p)) for p in (TAU_MIN, TAU_MAX)]
-        return self.tau_scale * torch.sigmoid(self.logit_tau.clamp(*bounds))
+        return self.tau_scale * torch.sigmoid(self.logit_tau.clamp(*bounds)).squeeze(0)
 
     def forward(self, scores: Tensor, scale: Number = 1.0) -> Tensor:
         """``(..., N) -> (..., k, N)``; ``scale`` multiplies the standardised scores."""

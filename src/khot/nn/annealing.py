@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from khot._tensors import Number, readable, work_dtype
 from khot.checks import find
+from khot.distributed.exchange import group_spread
 from khot.registry import DESIGNS, RELAXATIONS
 from khot.sampling import sample_topk
 from khot.soft import soft_topk
@@ -105,13 +106,17 @@ def cubic(ends: tuple[float, float], part: float) -> float:
     return ends[1] + (ends[0] - ends[1]) * (1 - min(part, 1.0)) ** 3
 
 
-def spread(scores: Tensor, least: float = 0.0) -> Tensor:
+def spread(scores: Tensor, least: float = 0.0, group: Any = None) -> Tensor:
     """The standard deviation of the finite scores, a number without gradient; 1 where all of them are equal.
 
     Args:
         least: the smallest unit; scores that start equal and are learned apart need one.
+        group: the processes whose scores count together; ``None`` for this one alone.
     """
     x = scores.detach().to(work_dtype(scores))
+    if group is not None:
+        width = group_spread(x, group).to(x.dtype)
+        return torch.where(width > 0, width.clamp(min=least), least or 1.0)
     if readable(x) and x.numel() > 1:
         width = x.std(correction=0)
         if _LEAST < float(width) < _MOST:
@@ -153,9 +158,10 @@ def relaxed_mask(
     design: str | None = None,
     dim: int = -1,
     least: float = 0.0,
+    group: Any = None,
 ) -> Tensor:
     """The mask that a layer trains with: soft, hard with the soft gradient, or sampled; ``tau`` in units of the scores' spread."""
-    unit = spread(scores, least) * tau
+    unit = spread(scores, least, group) * tau
     if design is not None:
         return sample_topk(scores, k, unit, method=str(method), design=design, dim=dim)
     return soft_topk(scores, k, unit, method=method, hard=hard, dim=dim)

@@ -39,13 +39,13 @@ class LearnedK(nn.Module):
             raise ValueError(f"low < mean < high must hold with low at least 0, got low={low}, mean={mean}, high={high}")
         self.dim, self.mean, self.low, self.high = dim, float(mean), float(low), high
         self.weight = nn.Parameter(torch.zeros(dim))
-        self.bias = nn.Parameter(torch.tensor(math.log((mean - low) / (high - mean))))
+        self.bias = nn.Parameter(torch.tensor([math.log((mean - low) / (high - mean))]))  # fully_shard takes no scalars
 
     def forward(self, x: Tensor) -> Tensor:
         """``(..., dim) -> (...)``."""
         if x.shape[-1] != self.dim:
             raise ValueError(f"x must have {self.dim} features in its last dimension, got shape {tuple(x.shape)}")
-        logit = F.linear(x, self.weight.unsqueeze(0)).squeeze(-1).float() + self.bias.float()
+        logit = F.linear(x, self.weight.unsqueeze(0)).squeeze(-1).float() + self.bias.float().squeeze(0)
         return self.low + (self.high - self.low) * torch.sigmoid(logit)
 
     def penalty(self, k: Tensor) -> Tensor:

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from khot.distributed.exchange import Exchange, gather_rows
 from khot.nn.experts import sizes
 from khot.nn.routing import Routing, count
 from khot.nn.topk_router import TopKRouter
@@ -39,6 +41,10 @@ class MoE(nn.Module):
         experts: a sequence of modules, one for each expert, or one module ``(rows, ends) -> rows``.
         capacity: an expert takes at most ``capacity`` times its even share; the places of smallest weight are dropped, and count as 0 in
             ``routing.weights``.
+        group: the processes that the experts are spread over, e.g. ``torch.distributed.group.WORLD``; ``None`` where all experts are here.
+            Rank ``r`` of ``W`` passes its own ``num_experts / W`` experts, those from ``r * num_experts / W`` on, and routes its own
+            tokens. Values and gradients are those of one process with all tokens; the router is the same on every rank, and its
+            gradient is to be summed over them.
 
     Example:
         >>> moe = MoE(TopKRouter(dim=8, num_experts=4, k=2), [torch.nn.Linear(8, 8) for _ in range(4)])
@@ -48,28 +54,50 @@ class MoE(nn.Module):
         >>> loss = y.square().mean() + 0.1 * routing.balance_loss() + 1e-3 * routing.z_loss()
     """
 
-    def __init__(self, router: TopKRouter, experts: Sequence[nn.Module] | nn.Module, *, capacity: float | None = None) -> None:
+    def __init__(
+        self, router: TopKRouter, experts: Sequence[nn.Module] | nn.Module, *, capacity: float | None = None, group: Any = None
+    ) -> None:
         super().__init__()
         one = isinstance(experts, nn.Module) and not isinstance(experts, (nn.ModuleList, nn.Sequential))
         self.experts: nn.Module = experts if one else nn.ModuleList(experts)  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
-        number = getattr(experts, "num_experts", router.num_experts) if one else len(experts)  # pyright: ignore[reportArgumentType]
-        if number != router.num_experts:
-            raise ValueError(f"there must be one expert for each of the router's {router.num_experts}, got {number}")
+        ranks = 1 if group is None else dist.get_world_size(group)
+        number = getattr(experts, "num_experts", router.num_experts // ranks) if one else len(experts)  # pyright: ignore[reportArgumentType]
+        if number * ranks != router.num_experts:
+            where = f" and {ranks} ranks" if ranks > 1 else ""
+            raise ValueError(f"there must be one expert for each of the router's {router.num_experts}, got {number}{where}")
+        if group is not None and router.choice != "token":
+            raise ValueError("where experts choose tokens, they choose among all of them; spread experts over a group with choice='token'")
         if capacity is not None and not capacity > 0:
             raise ValueError(f"capacity must be positive, got {capacity}; None takes every token")
-        self.router, self.capacity = router, capacity
+        self.router, self.capacity, self.group = router, capacity, group
 
     def forward(self, x: Tensor) -> Mixture:
         """``(..., dim) -> (..., out)`` and the routing."""
-        routing = self.router.route(x)
+        routing = self.router.route(x, self.group)
         if self.capacity is not None and routing.choice == "token":
-            routing = routing._replace(weights=_within(routing, self.capacity))
-        plan = _plan(routing, sparse=self.capacity is not None or isinstance(self.experts, nn.ModuleList))
+            routing = routing._replace(weights=routing.weights * self._kept(routing))
+        plan = _plan(routing, sparse=self.capacity is not None or self.group is not None or isinstance(self.experts, nn.ModuleList))
         rows = x.reshape(-1, x.shape[-1])
-        out = self._run(rows.index_select(0, plan.tokens), plan.ends)
+        out = self._dispatch(rows.index_select(0, plan.tokens), plan.ends)
         mixed = torch.zeros(rows.shape[0], out.shape[-1], dtype=out.dtype, device=out.device)
         mixed = mixed.index_add(0, plan.tokens, out * plan.weights.unsqueeze(-1).to(out.dtype))
         return Mixture(mixed.view(*x.shape[:-1], out.shape[-1]), routing)
+
+    def _kept(self, routing: Routing) -> Tensor:
+        """1 for the places that fit the experts' capacity, 0 for the others."""
+        assert self.capacity is not None
+        weights, indices, number = routing.weights.detach(), routing.indices, routing.logits.shape[-1]
+        if self.group is None:
+            return _within(weights, indices, number, self.capacity)
+        (all_weights, start), (all_indices, _) = gather_rows(weights, self.group), gather_rows(indices, self.group)
+        return _within(all_weights, all_indices, number, self.capacity)[start : start + len(weights)]
+
+    def _dispatch(self, rows: Tensor, ends: Tensor) -> Tensor:
+        """The rows, sorted by expert, through the experts, wherever those are."""
+        if self.group is None:
+            return self._run(rows, ends)
+        exchange = Exchange(torch.diff(ends, prepend=ends.new_zeros(1)), self.group)
+        return exchange.back(self._run(exchange.send(rows), exchange.ends))
 
     def _run(self, rows: Tensor, ends: Tensor) -> Tensor:
         if not isinstance(self.experts, nn.ModuleList):
@@ -96,13 +124,12 @@ def _plan(routing: Routing, *, sparse: bool) -> _Plan:
     return _Plan(order // indices.shape[-1], weights[order], count(experts[order], num_experts).cumsum(0))
 
 
-def _within(routing: Routing, capacity: float) -> Tensor:
-    """The weights, 0 where an expert is full already; larger weights come first."""
-    weights, experts = routing.weights.flatten(), routing.indices.flatten()
-    num_experts = routing.logits.shape[-1]
-    first = weights.detach().argsort(descending=True, stable=True)
+def _within(weights: Tensor, indices: Tensor, num_experts: int, capacity: float) -> Tensor:
+    """1 where a place is kept, 0 where its expert is full already; larger weights come first."""
+    experts = indices.flatten()
+    first = weights.flatten().argsort(descending=True, stable=True)
     order = first[experts[first].argsort(stable=True)]
     counts = count(experts, num_experts)
     place = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[experts[order]]
     keep = torch.zeros_like(experts).scatter(0, order, (place < math.ceil(capacity * len(order) / num_experts)).long())
-    return (weights * keep).view_as(routing.weights)
+    return keep.view_as(weights)

@@ -79,15 +79,15 @@ class TopKRouter(Annealed):
         """``(..., dim)`` -> logits ``(T, E)``, weights and indices ``(T, k)``, with the ``T`` tokens of all leading dimensions."""
         return Gate(*self.route(x)[:3])
 
-    def route(self, x: Tensor) -> Routing:
-        """The same with the soft mask, losses and statistics."""
+    def route(self, x: Tensor, group: Any = None) -> Routing:
+        """The same with the soft mask, losses and statistics; the logits of a ``group`` of processes have their spread in common."""
         if x.shape[-1] != self.dim:
             raise ValueError(f"x must have {self.dim} features in its last dimension, got shape {tuple(x.shape)}")
         wide = torch.promote_types(torch.promote_types(x.dtype, self.weight.dtype), torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             logits = F.linear(x.reshape(-1, self.dim).to(wide), self.weight.to(wide))
             scores = logits if self.bias is None else logits + self.bias
-            return self._by_token(logits, scores) if self.choice == "token" else self._by_expert(logits, scores)
+            return self._by_token(logits, scores, group) if self.choice == "token" else self._by_expert(logits, scores)
 
     @torch.no_grad()
     def update_bias(self, routing: Routing, rate: float = 1e-3) -> None:
@@ -98,11 +98,11 @@ class TopKRouter(Annealed):
         self.bias += rate * torch.sign(load.mean() - load)
         self.bias -= self.bias.mean()
 
-    def _by_token(self, logits: Tensor, scores: Tensor) -> Routing:
+    def _by_token(self, logits: Tensor, scores: Tensor, group: Any) -> Routing:
         if not self.training:
             indices = largest(scores, self.k)
             return Routing(logits, logits.gather(-1, indices).softmax(-1), indices, _k_hot(logits, indices, -1))
-        soft = self._soft(scores, -1)
+        soft = self._soft(scores, -1, group)
         if not self.hard and self.design is None:
             return self._softly(logits, soft)
         indices = largest(scores if self.design is None else self._drawn(soft), self.k)
@@ -129,8 +129,8 @@ class TopKRouter(Annealed):
         gate = 1 + (chosen - chosen.detach()) if self.hard or self.design is not None else chosen
         return Routing(logits, (weights * gate).mT, indices.mT, soft, "expert")
 
-    def _soft(self, scores: Tensor, dim: int) -> Tensor:
-        return relaxed_mask(scores, self.k, self.tau, method=self.method, dim=dim)
+    def _soft(self, scores: Tensor, dim: int, group: Any = None) -> Tensor:
+        return relaxed_mask(scores, self.k, self.tau, method=self.method, dim=dim, group=group)
 
     def _drawn(self, soft: Tensor, dim: int = -1) -> Tensor:
         assert self.design is not None
