@@ -41,24 +41,32 @@ def disagreements(rank: int, world: int) -> None:
     close(verb.soft_topk(x, 2), torch.full_like(x, 2 / (4 * world)))
 
 
-@case(2, 3, 4)
+@case(2, 4)
 def traffic(rank: int, world: int) -> None:
-    """Eight all-reduces at most on normal scores, a few numbers per row each, whatever the length.
-
-    In float64, rows of the families with corners sometimes go to the search with a bracket, which takes more of them.
-    """
-    for dtype, methods in ((torch.float32, METHODS), (torch.float64, ("sigmoid", "gaussian"))):
-        for method in methods:
-            for n in (400, 8000):
+    """Eight all-reduces at most on normal scores, two in backward, a few numbers per row each, whatever the length."""
+    for dtype in (torch.float32, torch.float64):
+        for method in METHODS:
+            for n in (1600, 16000):
                 x = shard(rand(4, n, dtype=dtype), rank, world, "even").requires_grad_()
                 k, tau = torch.full((4,), n / 20).requires_grad_(), torch.tensor(1.0).requires_grad_()
                 with counted() as seen:
                     y = khot.distributed.soft_topk(x, k, tau, method=method)
-                assert seen["all_gather"] == 1 and seen["all_reduce"] <= 8, (method, dtype, n, seen)
+                assert seen["all_gather"] == 1 and 1 <= seen["all_reduce"] <= 8, (method, dtype, n, seen)
                 assert seen["bytes"] <= 10 * 8 + 8 * 2 * 4 * 8, seen  # the header, and two sums per row and round
                 with counted() as seen:
                     y.sum().backward()
-                assert seen["all_reduce"] <= 2 and not seen["all_gather"] and seen["bytes"] <= 3 * 4 * 8, (method, seen)
+                assert 1 <= seen["all_reduce"] <= 2 and not seen["all_gather"] and seen["bytes"] <= 3 * 4 * 8, (method, seen)
+
+
+@case(4)
+def traffic_of_short_rows(rank: int, world: int) -> None:
+    """A header and the rows, by one all-gather each."""
+    x = shard(rand(3, 100, dtype=torch.float32), rank, world, "even")
+    for method in METHODS:
+        with counted() as seen:
+            found = khot.distributed.soft_topk(x, 3, 0.01, method=method)
+        assert seen == {"all_reduce": 0, "all_gather": 2, "bytes": 10 * 8 + 3 * 25 * 4}, seen
+        close(found, shard(khot.soft_topk(rand(3, 100, dtype=torch.float32), 3, 0.01, method=method), rank, world, "even"))
 
 
 @case(2, 3, 4)

@@ -12,6 +12,10 @@ from torch.autograd.function import Function
 
 from khot.primitives.threshold.rows import LOCAL, Rows, wide_sum
 
+# Rows of at most so many items, counted with what pads the shards to one length, are fetched whole: one all-gather costs less than the
+# rounds of a search, and rows of few items need the most rounds.
+SHORT = 1024
+
 
 class _Total(Function):
     """The sum over ranks, one quantity that all of them know: its gradient is the same everywhere and is that of every term."""
@@ -74,7 +78,11 @@ class Wire:
     @property
     def rows(self) -> Rows:
         """The reductions over rows that all ranks share; all sums of one call go out as one all-reduce."""
-        return LOCAL if self.alone else Rows(sums=self._sums, places=len(self.lengths), length=self.length, shared=self._shared)
+        if self.alone:
+            return LOCAL
+        gather = self.whole if len(self.lengths) * max(self.lengths) <= SHORT else None
+        places = len(self.lengths)
+        return Rows(sums=self._sums, places=places, length=self.length, gather=gather, start=self.offset, shared=self._shared)
 
     def total(self, part: Tensor) -> Tensor:
         """The sum over ranks, differentiable."""
@@ -86,6 +94,12 @@ class Wire:
         if part.numel():
             dist.all_gather(parts, part.contiguous(), group=self.group)
         return torch.stack(parts)
+
+    def whole(self, part: Tensor) -> Tensor:
+        """The whole rows, without gradient."""
+        most = max(self.lengths)
+        padded = torch.nn.functional.pad(part.detach(), (0, most - part.shape[-1]))
+        return torch.cat([one[..., :n] for one, n in zip(self.gather(padded), self.lengths, strict=True)], -1)
 
     def _sums(self, *values: Tensor) -> tuple[Tensor, ...]:
         return self.total(torch.stack([wide_sum(value) for value in values])).unbind(0)

@@ -65,6 +65,9 @@ def _learns(k: Number, tau: Number) -> bool:
 
 def mask_and_shift(x: Tensor, k: Number, tau: Number, family: Family, rows: Rows = LOCAL, *, native: bool = True) -> tuple[Tensor, Tensor]:
     """The mask and the threshold of every row, without gradient; ``native`` asks for native code first."""
+    if rows.gather is not None:
+        y, t = mask_and_shift(rows.gather(x), k, tau, family)
+        return y.narrow(-1, rows.start, x.shape[-1]).contiguous(), t
     work = x.to(work_dtype(x))
     if rows.local and not x.shape[-1]:
         return torch.empty_like(x), work.new_zeros((*x.shape[:-1], 1))

@@ -7,6 +7,7 @@ Python's share in the time of a small call is a call into torch each: hence numb
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,9 @@ from khot.primitives.threshold.rows import Rows, pieces
 _ROUNDS = 8  # rows that need more are better served by the bracket, as are
 _FEW = 16  # one in so many that holds up the others
 _PROBIT = math.pi / 8  # a logistic function averaged over a normal law of variance v is one stretched by sqrt(1 + pi v / 8) (MacKay)
+_WIDE = 2  # how many times the variance of the noise the scores must have, so that its tails do not show
+_NODES = 512
+_noises: dict[tuple[str, float], float] = {}
 
 
 class Tried(NamedTuple):
@@ -50,17 +54,40 @@ def try_newton(x: Tensor, k: Number, tau: Number, family: Family, rows: Rows, st
     eps = torch.finfo(x.dtype).eps
     # The error that a last step leaves is its square. Without a continuous slope, only a step without size crosses no corner.
     small = eps**0.5 if family.smooth else 4 * eps
-    passed = settled & (step.abs() <= small) & ((total - k).abs() <= k * (eps * rows.places))
+    still = step.abs() <= small if sums is None else step.abs() <= small + _blur(*sums)
+    passed = settled & still & ((total - k).abs() <= k * (eps * (rows.places + _roundings(x, size))))
     return Tried(mask, t - (step if s is None else step + s) * tau, passed)
 
 
 def guess(x: Tensor, k: Number, size: Number, tau: Number, family: Family, rows: Rows) -> Tensor:
-    """The threshold of a normal law with the mean and the variance of the row; items at -inf are left out."""
+    """The threshold of a normal law with the mean and the variance of the row; items at -inf are left out.
+
+    ``F`` is the law of a noise: its sum counts how many scores with noise lie above the threshold. Where the scores are wider than
+    the noise, or the noise has no exponential tails, both together are nearly normal. Else the noise's own quantile is stretched.
+    """
     mean, variance, size = (_moments if rows.local else _moments_at_once)(x, size, rows)
-    centre = _inverse(family, 0.5, x)
-    reach = _inverse(family, k / size, x) - centre
-    stretch = variance.sqrt_().div_(tau).square_().mul_(_PROBIT).add_(1).sqrt_()  # tau squared may overflow
-    return (mean - centre * tau - stretch * (reach * tau)).to(x.dtype)
+    share = k / size
+    centre = _inverse(family.inverse, 0.5, x)
+    spread = variance.sqrt_()
+    ratio = (spread / tau).square_()  # tau squared may overflow
+    both = ratio.add(_noise(family)).sqrt_() * _inverse(_normal_quantile, share, x)
+    if family.smooth:
+        reach = _inverse(family.inverse, share, x) - centre
+        both = torch.where(ratio > _WIDE * _noise(family), both, (ratio * _PROBIT).add_(1).sqrt_() * reach)
+    return (mean - centre * tau - both * tau).to(x.dtype)
+
+
+def _normal_quantile(share: Tensor) -> Tensor:
+    return torch.special.ndtri(share.double()).to(share.dtype)
+
+
+def _noise(family: Family) -> float:
+    """The variance of the law whose distribution function is ``F``, to a few digits."""
+    key = family.name, family.alpha
+    if key not in _noises:
+        shares = (torch.arange(_NODES, dtype=torch.float64, device="cpu") + 0.5) / _NODES
+        _noises[key] = float(family.inverse(shares).var(correction=0))
+    return _noises[key]
 
 
 def _moments(x: Tensor, size: Number, rows: Rows) -> tuple[Tensor, Tensor, Number]:
@@ -85,10 +112,10 @@ def _moments_at_once(x: Tensor, size: Number, rows: Rows) -> tuple[Tensor, Tenso
     return mean.to(x.dtype), (square / size - mean * mean).clamp_(min=0.0).to(x.dtype), size
 
 
-def _inverse(family: Family, share: Number, x: Tensor) -> Number:
+def _inverse(inverse: Callable[[Tensor], Tensor], share: Number, x: Tensor) -> Number:
     if isinstance(share, Tensor):
-        return family.inverse(share).to(x.dtype)
-    return float(family.inverse(torch.tensor(share, dtype=torch.float64, device="cpu")))
+        return inverse(share).to(x.dtype)
+    return float(inverse(torch.tensor(share, dtype=torch.float64, device="cpu")))
 
 
 def argument(x: Tensor, t: Tensor, s: Tensor | None, tau: Number) -> Tensor:
@@ -152,13 +179,25 @@ def _on_corners(
         step = torch.where(missing.abs() * 10 < torch.minimum(total, rest), missing, far) / slope
         there = (t - (step + s) * tau).to(t.dtype)
         sound = (there >= low) & (there <= high)
-        settled = sound & (step.abs() <= enough)
+        settled = sound & (step.abs() <= enough + _blur(total, slope))
         if i == _ROUNDS - 1 or _nearly_all(settled):
             break
         # What rounding took from the step to the next threshold stays in s.
         s = torch.where(sound, step + s - (t.to(step.dtype) - there) / tau, 0.0).to(t.dtype)
         t = torch.where(sound, there, (low + high) / 2)
     return t, s, settled, (total, slope)
+
+
+def _blur(total: Tensor, slope: Tensor) -> Tensor:
+    """The part of a step that rounding of the sum makes: in float64 it cannot be summed any better."""
+    return 2 * torch.finfo(total.dtype).eps * total / slope
+
+
+def _roundings(x: Tensor, size: Number) -> Number:
+    """How often a sum of a row in its own dtype rounds, added up in pairs; nothing where a wider dtype takes the sum."""
+    if x.dtype != wide_dtype(x):
+        return 0
+    return size.log2() if isinstance(size, Tensor) else math.log2(max(size, 1.0))
 
 
 def _nearly_all(settled: Tensor) -> bool:
