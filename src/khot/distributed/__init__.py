@@ -12,3 +12,5 @@ from khot.distributed.loss import topk_loss as topk_loss
 from khot.distributed.sampling import sample as sample
 from khot.distributed.sampling import sample_topk as sample_topk
 from khot.distributed.soft import soft_topk as soft_topk
+from khot.distributed.traffic import Traffic as Traffic
+from khot.distributed.traffic import traffic as traffic

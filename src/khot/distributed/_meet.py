@@ -18,6 +18,7 @@ from torch import Generator, Tensor
 from khot._tensors import Number, is_bare
 from khot.checks import check, check_scores
 from khot.distributed._wire import Wire
+from khot.distributed.traffic import all_gather
 
 _FIELDS = ("verb", "dtype", "shape without the last dimension", "k", "tau", "options", "requires_grad")
 _EXTRA = 3  # numbers in front of the fields: whether the rank refuses, its length, its seed
@@ -32,6 +33,7 @@ def meet(
     group: Any,
     options: Any = (),
     generator: Generator | None = None,
+    draws: bool = False,
     refuse: Callable[[], object] = lambda: None,
     others: tuple[Tensor, ...] = (),
 ) -> Wire:
@@ -45,6 +47,7 @@ def meet(
         group: the process group, ``None`` for all.
         options: whatever else must be the same everywhere.
         generator: source of the common seed; that of the first rank counts.
+        draws: whether the verb needs a seed at all.
         refuse: further checks of what is here only.
         others: tensors beside the scores that may require a gradient.
     """
@@ -58,9 +61,9 @@ def meet(
     except (TypeError, ValueError) as caught:
         error = caught
     length = 0 if error else scores.shape[-1]
-    headers = _exchange(error, length, _draw_seed(generator), fields, group)
+    headers = _exchange(error, length, _draw_seed(generator) if draws else 0, fields, group)
     _compare(headers, rank, error, fields)
-    wire = Wire(group, rank, tuple(headers[:, 1].tolist()), int(headers[0, 2]))
+    wire = Wire(group, rank, tuple(header[1] for header in headers), headers[0][2])
     # A view of one number stands for the whole row: the checks look at shape and dtype only.
     check(scores.detach().new_zeros(1).expand(*scores.shape[:-1], wire.length), k, tau)
     return wire
@@ -103,26 +106,28 @@ def digest(*values: Any) -> int:
     return int.from_bytes(code.digest(), "little") >> 1
 
 
-def _exchange(error: Exception | None, length: int, seed: int, fields: tuple[Any, ...], group: Any) -> Tensor:
-    """``(ranks, numbers)`` on the CPU."""
+def _exchange(error: Exception | None, length: int, seed: int, fields: tuple[Any, ...], group: Any) -> list[list[int]]:
+    """The headers of all ranks."""
+    world = dist.get_world_size(group)
+    if world == 1:  # agrees with itself, and a collective takes longer than a short row
+        return [[error is not None, length, seed]]
     codes = [digest(value) for value in fields] or [0] * len(_FIELDS)
     device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
     mine = torch.tensor([error is not None, length, seed, *codes], dtype=torch.long, device=device)
-    parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(parts, mine, group=group)
-    return torch.stack(parts).cpu()
+    parts = [torch.empty_like(mine) for _ in range(world)]
+    all_gather(parts, mine, group)
+    return torch.stack(parts).tolist()
 
 
-def _compare(headers: Tensor, rank: int, error: Exception | None, fields: tuple[Any, ...]) -> None:
+def _compare(headers: list[list[int]], rank: int, error: Exception | None, fields: tuple[Any, ...]) -> None:
     if error is not None:
         raise error
-    refused = headers[:, 0].nonzero().flatten().tolist()
+    refused = [i for i, header in enumerate(headers) if header[0]]
     if refused:
         raise ValueError(f"rank {refused[0]} refused its arguments, so that no rank can go on; its own error says why")
-    codes = headers[:, _EXTRA:]
-    for name, value, column, own in zip(_FIELDS, fields, codes.T, codes[rank], strict=True):
-        other = (column != column[0]).nonzero().flatten().tolist()
+    codes = [header[_EXTRA:] for header in headers]
+    for i, (name, value) in enumerate(zip(_FIELDS, fields, strict=True) if len(headers) > 1 else ()):
+        other = [j for j, code in enumerate(codes) if code[i] != codes[0][i]]
         if other:
             where = f"rank {other[0]} differs from rank 0" if len(other) == 1 else f"ranks {other} differ from rank 0"
             raise ValueError(f"{name} must be the same on every rank, {where}; rank {rank} has {value!r}")
-        assert own == column[0]

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import Function
 
+from khot.distributed.traffic import all_gather, all_reduce
 from khot.primitives.threshold.rows import LOCAL, Rows, wide_sum
 
 # Rows of at most so many items, counted with what pads the shards to one length, are fetched whole: one all-gather costs less than the
@@ -24,7 +25,7 @@ class _Total(Function):
     def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:
         out = part.clone(memory_format=torch.contiguous_format)
         if out.numel():
-            dist.all_reduce(out, group=group)
+            all_reduce(out, group)
         return out
 
     @staticmethod
@@ -92,7 +93,7 @@ class Wire:
         """The tensors of all ranks, stacked in front; they have one shape. Without gradient."""
         parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in self.lengths]
         if part.numel():
-            dist.all_gather(parts, part.contiguous(), group=self.group)
+            all_gather(parts, part.contiguous(), self.group)
         return torch.stack(parts)
 
     def whole(self, part: Tensor) -> Tensor:

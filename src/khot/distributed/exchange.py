@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import Function
 
+from khot.distributed.traffic import all_gather, all_reduce, counted
+
 
 class _AllToAll(Function):
     """``sizes[r]`` rows to rank ``r`` and ``others[r]`` rows from it; the gradients go the other way."""
@@ -17,7 +19,8 @@ class _AllToAll(Function):
     def forward(ctx: Any, rows: Tensor, sizes: list[int], others: list[int], group: Any) -> Tensor:
         ctx.rest = sizes, others, group
         out = rows.new_empty((sum(others), *rows.shape[1:]))
-        dist.all_to_all_single(out, rows.contiguous(), others, sizes, group=group)
+        sent = rows.contiguous()
+        counted("all_to_all", sent, lambda: dist.all_to_all_single(out, sent, others, sizes, group=group))
         return out
 
     @staticmethod
@@ -37,7 +40,7 @@ class Exchange:
     def __init__(self, counts: Tensor, group: Any) -> None:
         world = dist.get_world_size(group)
         arriving = torch.empty_like(counts)
-        dist.all_to_all_single(arriving, counts.contiguous(), group=group)
+        counted("all_to_all", counts, lambda: dist.all_to_all_single(arriving, counts.contiguous(), group=group))
         table = arriving.view(world, -1)  # (ranks, experts here)
         self.group, self.sent, self.received = group, counts.view(world, -1).sum(1).tolist(), table.sum(1).tolist()
         self.ends = table.sum(0).cumsum(0)
@@ -60,12 +63,12 @@ def gather_rows(values: Tensor, group: Any) -> tuple[Tensor, int]:
     world, rank = dist.get_world_size(group), dist.get_rank(group)
     counts = torch.zeros(world, dtype=torch.long, device=values.device)
     counts[rank] = len(values)
-    dist.all_reduce(counts, group=group)
+    all_reduce(counts, group)
     lengths = counts.tolist()
     padded = values.detach().new_zeros((max(lengths), *values.shape[1:]))
     padded[: len(values)] = values.detach()
     parts = [torch.empty_like(padded) for _ in range(world)]
-    dist.all_gather(parts, padded, group=group)
+    all_gather(parts, padded, group)
     return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)]), sum(lengths[:rank])
 
 
@@ -74,7 +77,7 @@ def group_spread(scores: Tensor, group: Any) -> Tensor:
     x = scores.detach().double()
     there = x.isfinite()
     first = torch.stack((there.sum().double(), torch.where(there, x, 0.0).sum()))
-    dist.all_reduce(first, group=group)
+    all_reduce(first, group)
     square = torch.where(there, x - first[1] / first[0].clamp(min=1), 0.0).square().sum()
-    dist.all_reduce(square, group=group)
+    all_reduce(square, group)
     return (square / first[0].clamp(min=1)).sqrt()

@@ -56,7 +56,9 @@ def sample(
         >>> dist.destroy_process_group()
     """
     about = (design, options, num_samples, k)
-    wire = meet("sample", local_probs, 0, group=group, options=about, generator=generator, refuse=lambda: check_range(local_probs))
+    wire = meet(
+        "sample", local_probs, 0, group=group, options=about, generator=generator, draws=True, refuse=lambda: check_range(local_probs)
+    )
     draw = _find(design, options)
     x = _work(local_probs)
     (total,) = wire.rows.sums(x)
@@ -104,7 +106,7 @@ def sample_topk(
         >>> dist.destroy_process_group()
     """
     about = (method, options, design, design_options, num_samples)
-    wire = meet("sample_topk", local_scores, k, tau, group=group, options=about, generator=generator)
+    wire = meet("sample_topk", local_scores, k, tau, group=group, options=about, generator=generator, draws=True)
     draw = _find(design, design_options or {})
     soft = solve_shard(wire, local_scores, k, tau, method, options)
     x = _work(soft)
