@@ -25,9 +25,9 @@ from khot.relaxations.gaussian import gaussian_topk as gaussian_topk
 from khot.relaxations.halving import halving_matrix as halving_matrix
 from khot.relaxations.iterative import iterative_matrix as iterative_matrix
 from khot.relaxations.laplace import laplace_topk as laplace_topk
+from khot.relaxations.magnitude import magnitude_topk as magnitude_topk
 from khot.relaxations.network import network_matrix as network_matrix
 from khot.relaxations.neuralsort import neuralsort_matrix as neuralsort_matrix
-from khot.relaxations.permutahedron import magnitude_topk as magnitude_topk
 from khot.relaxations.permutahedron import permutahedron_topk as permutahedron_topk
 from khot.relaxations.perturbed import perturbed_matrix as perturbed_matrix
 from khot.relaxations.scaled import scaled_topk as scaled_topk
