@@ -138,6 +138,9 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     right.set_ylabel("test images (%)")
     for axis in (left, right):
         axis.set_xscale("log")
+        values = sorted({row["eps"] for row in rows})
+        axis.set_xticks(values, [f"{value:g}" for value in values])
+        axis.set_xticks([], minor=True)
         axis.set_xlabel("eps (pixels in [0, 1])")
         axis.set_ylim(-3, 103)
         axis.legend(fontsize=7)
