@@ -39,13 +39,23 @@ class Budget:
 
 def standardised(x: np.ndarray) -> Tensor:
     """Columns with mean 0 and deviation 1 in float32; a constant column is 0."""
+    return scaled(x, *scale_of(x))
+
+
+def scale_of(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation of every column; the deviation of a constant column is infinite."""
     x = np.asarray(x, dtype=np.float64)
-    scale = np.abs(x).max(axis=0, initial=0.0)
-    x = x / np.where(scale > 0, scale, 1.0)  # huge values would overflow when squared
-    away = x - x.mean(axis=0)
-    deviation = away.std(axis=0)
+    unit = np.abs(x).max(axis=0, initial=0.0)
+    unit = np.where(unit > 0, unit, 1.0)
+    x = x / unit  # huge values would overflow when squared
+    centre, deviation = x.mean(axis=0), (x - x.mean(axis=0)).std(axis=0)
     tiny = deviation <= 4 * np.finfo(np.float64).eps * np.abs(x).max(axis=0, initial=0.0)
-    return torch.from_numpy((away / np.where(tiny, 1.0, deviation) * ~tiny).astype(np.float32))
+    return centre * unit, np.where(tiny, np.inf, deviation * unit)
+
+
+def scaled(x: np.ndarray, centre: np.ndarray, width: np.ndarray) -> Tensor:
+    """Columns in units of their deviation, float32."""
+    return torch.from_numpy(((np.asarray(x, dtype=np.float64) - centre) / width).astype(np.float32))
 
 
 def classify(labels: np.ndarray) -> Task:
@@ -68,7 +78,7 @@ def learn_scores(x: Tensor, task: Task, selector: FeatureSelector, network: nn.M
     rest = [parameter for parameter in model.parameters() if parameter is not selector.scores]
     groups = [{"params": rest, "lr": budget.rate}, {"params": [selector.scores], "lr": budget.score_rate}]
     optimizer = torch.optim.Adam([group for group in groups if group["params"]])
-    rows, watch = _rows(len(x), budget.batch_size), _Watch(selector, budget.patience)
+    rows, watch = shuffled(len(x), budget.batch_size), _Watch(selector, budget.patience)
     for step in budget.bar(range(budget.steps)):
         anneal(model, step / budget.steps)
         index = next(rows)
@@ -81,7 +91,7 @@ def learn_scores(x: Tensor, task: Task, selector: FeatureSelector, network: nn.M
     return selector.scores.detach() / selector.scores.detach().std(correction=0).clamp(min=1)
 
 
-def _rows(n: int, batch_size: int) -> Iterator[Tensor]:
+def shuffled(n: int, batch_size: int) -> Iterator[Tensor]:
     """Batches of shuffled rows without end; every row once in each round."""
     while True:
         order = torch.randperm(n)
