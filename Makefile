@@ -61,6 +61,7 @@ dist: $(VENV)/.dist  ## sdist and wheels in dist/, checked; aarch64 where its co
 docs: $(VENV)/.docs  ## the site, in site/
 	$(BIN)/python -m khot.tables --check README.md docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	$(BIN)/python -m tools.links site
 
 tables: $(VENV)/.torch-and-khot  ## write the registry's tables into README.md and docs/
 	$(BIN)/python -m khot.tables README.md docs

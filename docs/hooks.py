@@ -1,19 +1,55 @@
-"""What the site takes from elsewhere in the repository: three pages from files at the top, and the lists of what is exported."""
+"""What the site makes of the repository: pages from files at the top, lists of what is exported, a page per method and design."""
 
 from __future__ import annotations
 
 import inspect
+import sys
 from pathlib import Path
 from typing import Any
 
+from mkdocs.structure.files import File
+
 TOP = Path(__file__).parent.parent
+sys.path.insert(0, str(TOP))  # mkdocs runs this file by its path
+
+from docs import pages, pictures  # noqa: E402
+
 PAGES = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+ELSEWHERE = "https://unpkg.com/iframe-worker/shim"  # what the theme's offline plugin would load
+HERE = "assets/disk_worker.js"
 LINKS = {
     "docs/figures/": "figures/",
     "(docs/": "(",
     "(CONTRIBUTING.md)": "(contributing.md)",
     "[CITATION.cff](CITATION.cff)": "`CITATION.cff`",
 }
+
+
+def on_config(config: Any) -> Any:
+    """The generated pages follow the overview of their kind in the menu."""
+    for kind, overview in {"methods": "methods.md", "designs": "sampling.md"}.items():
+        listed = [path for path, _ in pages.every() if path.startswith(f"{kind}/")]
+        for entry in config.nav:
+            for title, path in entry.items():
+                if path == overview:
+                    entry[title] = [{"Overview": overview}, *({Path(each).stem: each} for each in listed)]
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    for path, text in pages.every():
+        files.append(File.generated(config, path, content=text))
+    for name, draw in pictures.every():
+        files.append(File.generated(config, f"figures/made/{name}.svg", content=pictures.svg(draw)))
+    return files
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    return output.replace(ELSEWHERE, "../" * page.url.count("/") + HERE)
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    return output_content.replace(ELSEWHERE, f"/{HERE}")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -26,13 +62,6 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         if mark in markdown:
             markdown = markdown.replace(mark, written())
     return markdown
-
-
-def _every_method() -> str:
-    """A section per relaxation, with its docstring."""
-    import khot
-
-    return "\n\n".join(f"::: {_path(khot, name)}" for name in sorted(khot.RELAXATIONS))
 
 
 def _path(package: Any, name: str) -> str:
@@ -76,7 +105,9 @@ def _where(value: Any) -> str:
 
 
 MARKS = {
-    "<!-- every method -->": _every_method,
+    "<!-- every method -->": lambda: pages.links("methods"),
+    "<!-- every design -->": lambda: pages.links("designs"),
+    "<!-- choices -->": pages.choices,
     "<!-- every verb -->": _every_verb,
     "<!-- every estimator -->": _every_estimator,
     "<!-- every module -->": _every_module,
