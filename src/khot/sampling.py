@@ -109,10 +109,11 @@ def sample_topk(
         raise ValueError(f"method {method!r} gives no probabilities that sum to k; choose one whose row says sums_to_k and bounded")
     check_scores(scores, dim)
     # In half precision a mask of many items does not sum to k: it is made in single.
-    wide = (scores if largest else -scores).to(work_dtype(scores))
+    wide = _as(scores if largest else -scores, work_dtype(scores))
     soft = method_row.topk(wide, k, tau, dim=dim, **options)
-    hard = _draw_soft(row, _work(soft, dim), k, generator, num_samples, design_options or {})
-    return through(hard.to(scores.dtype).movedim(-1, dim % soft.ndim - soft.ndim), soft.to(scores.dtype))
+    hard = _as(_draw_soft(row, _work(soft, dim), k, generator, num_samples, design_options or {}), scores.dtype)
+    from_end = dim % soft.ndim - soft.ndim
+    return through(hard if from_end == -1 else hard.movedim(-1, from_end), _as(soft, scores.dtype))
 
 
 def _draw_soft(
@@ -122,7 +123,7 @@ def _draw_soft(
     shape = _shape(row, soft, num_samples, options)
     if row.draw_soft is not None and 0 not in shape:
         column = k.detach().expand(soft.shape[:-1]).unsqueeze(-1).expand(*shape[:-1], 1) if isinstance(k, Tensor) else float(k)
-        drawn = row.draw_soft(soft.expand(shape), column, generator=generator, **options)
+        drawn = row.draw_soft(soft if num_samples is None else soft.expand(shape), column, generator=generator, **options)
         if drawn is not None:
             return drawn
     lost = soft.isnan().any(-1, keepdim=True)
@@ -164,7 +165,13 @@ def _draw(
 
 def _work(probs: Tensor, dim: int) -> Tensor:
     """Last dimension, single precision or better, no gradient."""
-    return probs.detach().movedim(dim, -1).to(torch.promote_types(probs.dtype, torch.float32))
+    probs = probs.detach() if probs.requires_grad else probs
+    return _as(probs if dim in (-1, probs.ndim - 1) else probs.movedim(dim, -1), work_dtype(probs))
+
+
+def _as(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """In this dtype: a call of ``to`` that changes nothing costs as much as a thousand items."""
+    return values if values.dtype is dtype else values.to(dtype)
 
 
 def check_probs(probs: Tensor, k: int | None = None, *, eps: float = _SINGLE, whole: bool = True) -> Tensor:

@@ -9,12 +9,12 @@
 #include <vector>
 
 extern "C" {
-int khot_select(int, const void*, const int64_t*, int64_t, void*, void*, int64_t*, int64_t, int64_t, int);
+int khot_select(int, const void*, const int64_t*, int64_t, void*, void*, void*, int64_t*, int64_t, int64_t, int);
 int khot_draw(int, int, const void*, const double*, double, const int64_t*, void*, uint64_t, int64_t, int64_t, int64_t, int, int);
 }
 
 template <class T> static int check_selection(int dtype, int64_t rows, int64_t n, int kind, int threads, std::mt19937& random) {
-  std::unique_ptr<T[]> x(new T[rows * n]), mask(new T[rows * n]), kth(new T[rows]);
+  std::unique_ptr<T[]> x(new T[rows * n]), mask(new T[rows * n]), kth(new T[rows]), next(new T[rows]);
   std::normal_distribution<double> normal;
   for (int64_t i = 0; i < rows * n; i++) {
     double v = kind == 0 ? normal(random) : kind == 1 ? double(random() % 4) : kind == 2 ? 0.5 : 1e30 * normal(random);
@@ -29,7 +29,7 @@ template <class T> static int check_selection(int dtype, int64_t rows, int64_t n
   for (int64_t k : {int64_t(0), int64_t(1), n / 3, n - 1, n}) {
     if (k < 0) continue;
     std::unique_ptr<int64_t[]> index(new int64_t[rows * k + 1]);
-    failures += khot_select(dtype, x.get(), nullptr, k, mask.get(), kth.get(), index.get(), rows, n, threads) != 0;
+    failures += khot_select(dtype, x.get(), nullptr, k, mask.get(), kth.get(), next.get(), index.get(), rows, n, threads) != 0;
     for (int64_t i = 0; i < rows * k; i++) failures += index[i] < 0 || index[i] >= n;
     for (int64_t r = 0; r < rows && sizeof(T) > 2; r++) {
       int64_t ones = 0, present = 0;

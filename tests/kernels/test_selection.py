@@ -17,7 +17,7 @@ import khot
 from khot import kernels
 from khot.kernels import cpu, library
 from khot.kernels import select as native
-from khot.primitives.select import hard_mask, kth_largest, largest
+from khot.primitives.select import ends, hard_mask, kth_largest, largest
 from tests.kernels.rows import hostile
 
 pytestmark = pytest.mark.skipif(not native.LIBRARY, reason="the native kernel is not built: python -m khot.kernels.build")
@@ -33,7 +33,8 @@ def rows_of(n: int, dtype: torch.dtype) -> Tensor:
 
 
 def everything(x: Tensor, k: Tensor | int) -> list[Tensor]:
-    return [hard_mask(x, k), kth_largest(x, k), *([largest(x, k)] if isinstance(k, int) else [])]
+    around = ends(x, k) if isinstance(k, int) and 0 < k < x.shape[-1] else ()
+    return [hard_mask(x, k), kth_largest(x, k), *around, *([largest(x, k)] if isinstance(k, int) else [])]
 
 
 def agree(x: Tensor, k: Tensor | int) -> None:

@@ -6,7 +6,7 @@ import ctypes
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, contiguous_format, empty_like, get_num_threads  # a look into torch itself is slow
 
 from khot._tensors import Number, in_reach
 from khot.kernels import register
@@ -36,18 +36,19 @@ def draw(design: str, probs: Tensor, k: Number, seed: int, *, shuffled: bool, st
         shuffled: whether every row is put into random order first.
         start: for ``systematic`` the place of the first tooth in units, ``(..., 1)``, in place of a random one.
     """
-    out = torch.empty(probs.shape, dtype=probs.dtype, device=probs.device)
+    out = empty_like(probs, memory_format=contiguous_format)
     draws = 1
     if probs.ndim > 1 and probs.stride(0) == 0 and (not isinstance(k, Tensor) or k.ndim == probs.ndim and k.stride(0) == 0):
         draws, probs, k = probs.shape[0], probs[0], k[0] if isinstance(k, Tensor) else k
     probs = dense(probs)
     n = probs.shape[-1]
-    k_rows, k_value = per_row(k, probs)
+    # The plain call spelled out: each call of a helper costs as much as a hundred items.
+    k_rows, k_value = (None, k) if type(k) is float else per_row(k, probs)
     start = None if start is None else dense(start.to(torch.int64))
-    probs_at, k_at, start_at, out_at = pointers(probs, k_rows, start, out)
+    k_at, start_at = (None, None) if k_rows is start is None else pointers(k_rows, start)
     code = _library.khot_draw(
-        DESIGNS[design], DTYPES[probs.dtype], probs_at, k_at, k_value, start_at, out_at, seed, draws,
-        probs.numel() // n if n else 0, n, shuffled, torch.get_num_threads(),
+        DESIGNS[design], DTYPES[probs.dtype], probs.data_ptr(), k_at, k_value, start_at, out.data_ptr(), seed, draws,
+        probs.numel() // n if n else 0, n, shuffled, get_num_threads(),
     )  # fmt: skip
     if code:
         raise MemoryError("no memory to draw in; take fewer or shorter rows at once") if code == 3 else AssertionError(code)

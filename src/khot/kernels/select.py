@@ -18,7 +18,7 @@ _library: Any = LIBRARY
 
 if LIBRARY:
     _pointer, _index = ctypes.c_void_p, ctypes.c_int64
-    _library.khot_select.argtypes = [ctypes.c_int, *2 * [_pointer], _index, *3 * [_pointer], *2 * [_index], ctypes.c_int]
+    _library.khot_select.argtypes = [ctypes.c_int, *2 * [_pointer], _index, *4 * [_pointer], *2 * [_index], ctypes.c_int]
 
 
 def mask(x: Tensor, k: Tensor | int) -> Tensor:
@@ -37,6 +37,14 @@ def kth(x: Tensor, k: Tensor | int) -> Tensor:
     return out
 
 
+def ends(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The ``k``-th largest of every row and the one after it, each ``(..., 1)``, for ``0 < k < n``."""
+    x = dense(x)
+    kth, after = x.new_empty((*x.shape[:-1], 1)), x.new_empty((*x.shape[:-1], 1))
+    _select(x, k, kth=kth, after=after)
+    return kth, after
+
+
 def largest(x: Tensor, k: int) -> Tensor:
     """The indices of the ``k`` largest of every row, ``(..., k)`` int64, largest first, equal ones in their order, nan before all."""
     x = dense(x)
@@ -45,10 +53,17 @@ def largest(x: Tensor, k: int) -> Tensor:
     return out
 
 
-def _select(x: Tensor, k: Tensor | int, mask: Tensor | None = None, kth: Tensor | None = None, index: Tensor | None = None) -> None:
+def _select(
+    x: Tensor,
+    k: Tensor | int,
+    mask: Tensor | None = None,
+    kth: Tensor | None = None,
+    index: Tensor | None = None,
+    after: Tensor | None = None,
+) -> None:
     n = x.shape[-1]
     rows = None if isinstance(k, int) else k.detach().to(torch.int64).expand(*x.shape[:-1], 1).contiguous()
-    at = [None if tensor is None else tensor.data_ptr() for tensor in (rows, mask, kth, index)]
+    at = [None if tensor is None else tensor.data_ptr() for tensor in (rows, mask, kth, after, index)]
     code = _library.khot_select(
         DTYPES[x.dtype], x.data_ptr(), at[0], k if rows is None else 0, *at[1:], x.numel() // n if n else math.prod(x.shape[:-1]), n,
         get_num_threads(),
@@ -66,4 +81,5 @@ def _takes(x: Tensor, k: Tensor | int) -> bool:
 if LIBRARY:
     register("mask", _takes, mask)
     register("kth", _takes, kth)
+    register("ends", _takes, ends)
     register("largest", _takes, largest)

@@ -49,6 +49,18 @@ def kth_largest(x: Tensor, k: Tensor | int) -> Tensor:
     return _kth(x, k).masked_fill(x.isnan().any(-1, keepdim=True), torch.nan)
 
 
+def ends(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The ``k``-th largest of every row and the one after it, each ``(..., 1)``, for ``0 < k < n``; nan for a row with a nan.
+
+    Example:
+        >>> ends(torch.tensor([1.0, 3.0, 2.0, 3.0]), 2)
+        (tensor([3.]), tensor([2.]))
+    """
+    x = x.detach()
+    native = kernels.pick("ends", x, k)
+    return (kth_largest(x, k), kth_largest(x, k + 1)) if native is None else native(x, k)
+
+
 def largest(x: Tensor, k: int) -> Tensor:
     """The indices of the ``k`` largest of every row, ``(..., k)``, largest first and equal ones in their order.
 

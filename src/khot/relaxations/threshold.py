@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 
 from khot._settle import Among
-from khot._tensors import Number, column, in_forward_mode, is_traced
-from khot.primitives.select import kth_largest
+from khot._tensors import Number, column, in_forward_mode, in_reach, is_traced
+from khot.primitives.select import ends, kth_largest
 from khot.registry import relaxation
 
 
@@ -16,7 +16,11 @@ def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, among: Among | None = No
     if k in (0, n):
         return torch.full_like(scores, k / max(n, 1))
     if among is None:
-        return torch.sigmoid((scores - _cut(scores, scores, k)) / column(tau, scores))
+        cut = _cut(scores, scores, k)
+        if is_grad_enabled() and (scores.requires_grad or isinstance(tau, Tensor) and tau.requires_grad) or not in_reach(scores):
+            return torch.sigmoid((scores - cut) / column(tau, scores))
+        away = scores - cut  # nobody else holds it
+        return (away if isinstance(tau, float) and tau == 1 else away.div_(column(tau, scores))).sigmoid_()
     mask = torch.sigmoid((scores - _cut(scores, among.hide(scores), among.k.clamp(min=1))) / column(tau, scores))
     everything = among.k >= among.items.sum(-1, keepdim=True)
     return torch.where(everything, 1.0, torch.where(among.k > 0, mask, 0.0))
@@ -24,7 +28,7 @@ def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, among: Among | None = No
 
 def _cut(scores: Tensor, ranked: Tensor, k: Tensor | int) -> Tensor:
     """The middle between the k-th and the next; its gradient goes to the first items that have these scores."""
-    last_in, first_out = kth_largest(ranked, k), kth_largest(ranked, k + 1)
+    last_in, first_out = ends(ranked, k) if type(k) is int else (kth_largest(ranked, k), kth_largest(ranked, k + 1))
     if is_traced() or in_forward_mode() or torch.is_grad_enabled() and scores.requires_grad:
         last_in, first_out = (scores.gather(-1, (ranked == end).to(torch.uint8).argmax(-1, keepdim=True)) for end in (last_in, first_out))
     return last_in / 2 + first_out / 2

@@ -41,11 +41,11 @@ template <class C> class Sampler {
 
   // A comb of teeth one apart on the cumulative units: an item that a tooth falls on is drawn.
   __attribute__((noinline)) void comb(int64_t start, C* out, int64_t n) {
-    alignas(64) int64_t block[kUnitBlock];
+    alignas(64) int64_t room[kUnitBlock];
     const int bits = __builtin_ctzll(uint64_t(units.one));
     int64_t reached = start, passed = 0;  // what the items so far reach to, and how many teeth that is
     for (int64_t i = 0; i < n; i += kUnitBlock) {
-      int64_t size = least(units.block(i, block), n - i);
+      const int64_t *block = units.block(i, room), size = least(kUnitBlock, n - i);
       for (int64_t j = 0; j < size; j++) {
         reached += block[j];
         int64_t teeth = reached >> bits;

@@ -25,22 +25,38 @@ template <class C> __attribute__((noinline)) void write_mask(const Row<C>& x, co
   }
 }
 
-// The k-th largest itself; +inf for k = 0.
-template <class C> C kth_largest(const Row<C>& x, int64_t n, int64_t k, Cut<C> cut, bool has_nan) {
-  if (has_nan) return kNan<C>;
-  if (k <= 0) return kInf<C>;
-  if (k < n && cut.room > 0) return cut.value;
+template <class C> __attribute__((noinline)) C smallest_of(const Row<C>& x, int64_t n) {
   C buffer[kGroup<C>];
-  const Vec<C> c = splat(cut.value), top = splat(kInf<C>);
-  Vec<C> smallest = top;
+  Vec<C> least_of_all = splat(kInf<C>);
   for (int64_t i = 0; i < n; i += kGroup<C>) {
     const C* p = x.read(i, n, buffer, kInf<C>);
-    if (k == n) KHOT_EACH(kUnroll, smallest = vmin(smallest, load(p + j * kWidth<C>)));
-    else KHOT_EACH(kUnroll, Vec<C> v = load(p + j * kWidth<C>); smallest = vmin(smallest, v > c ? v : top));
+    KHOT_EACH(kUnroll, least_of_all = vmin(least_of_all, load(p + j * kWidth<C>)));
   }
-  return smallest_lane<C>(smallest);
+  return smallest_lane<C>(least_of_all);
+}
+
+// The k-th largest and the next. +inf for k = 0, -inf behind the last.
+template <class C> struct Ends { C kth, next; };
+template <class C> __attribute__((noinline)) Ends<C> ends_of(const Row<C>& x, int64_t n, int64_t k, Cut<C> cut, bool has_nan) {
+  if (has_nan) return {kNan<C>, kNan<C>};
+  if (k == n) return {smallest_of(x, n), -kInf<C>};
+  C buffer[kGroup<C>];
+  const Vec<C> c = splat(cut.value), top = splat(kInf<C>);
+  Vec<C> above = top, minus_below = top;
+  IVec<C> level{};
+  for (int64_t i = 0; i < n; i += kGroup<C>) {
+    const C* p = x.read(i, n, buffer, kNan<C>);
+    KHOT_EACH(kUnroll, Vec<C> v = load(p + j * kWidth<C>); level += v == c; above = vmin(above, v > c ? v : top);
+              minus_below = vmin(minus_below, v < c ? -v : top));
+  }
+  const bool tied = sum_of_counts<C>(level) > cut.room;
+  return {k <= 0 ? kInf<C> : cut.room > 0 ? cut.value : smallest_lane<C>(above), tied ? cut.value : -smallest_lane<C>(minus_below)};
 }
 template <class C> void write_one(const Row<C>& y, C value) {
+  if (y.exact()) {
+    y.values()[0] = value;
+    return;
+  }
   C out[kGroup<C>] = {};
   *y.target(0, 1, out) = value;
   y.written(0, 1, out);
@@ -98,7 +114,11 @@ template <class C> void select_rows(const KhotSelection& a, Stored type, int64_t
     int64_t k = most<int64_t>(0, least(a.n, a.k[r * a.k_stride]));
     typename Selector<C>::Result found = selector.find(x, a.n, k);
     if (a.mask) write_mask(x, Row<C>{a.mask, type}.from(r * a.n), a.n, found.cut, found.has_nan);
-    if (a.kth) write_one(Row<C>{a.kth, type}.from(r), kth_largest(x, a.n, k, found.cut, found.has_nan));
+    if (a.kth) {
+      const Ends<C> ends = ends_of(x, a.n, k, found.cut, found.has_nan);
+      write_one(Row<C>{a.kth, type}.from(r), ends.kth);
+      if (a.next) write_one(Row<C>{a.next, type}.from(r), ends.next);
+    }
     if (a.index) ordered.write(x, a.n, k, found.cut, found.has_nan, a.index + r * k);
   }
 }

@@ -32,13 +32,13 @@ constexpr int64_t kMostItems = (int64_t(1) << 31) - 2;  // in a row: indices and
 }  // namespace
 
 // Types: 0 float32, 1 float64, 2 bfloat16, 3 float16. A null pointer for k means the value beside it, for all rows; mask,
-// kth and index may be null, and the index needs one k for all rows. Returns 0, 1 for a bad shape, 2 for an unknown type,
+// kth, next and index may be null, and the index needs one k for all rows. Returns 0, 1 for a bad shape, 2 for an unknown type,
 // 3 for want of memory.
-KHOT_API int khot_select(int dtype, const void* x, const int64_t* k, int64_t k_value, void* mask, void* kth, int64_t* index, int64_t rows,
-                         int64_t n, int threads) {
+KHOT_API int khot_select(int dtype, const void* x, const int64_t* k, int64_t k_value, void* mask, void* kth, void* next, int64_t* index,
+                         int64_t rows, int64_t n, int threads) {
   if (rows < 0 || n < 0 || n > kMostItems || (index && k)) return 1;
   if (rows == 0 || n == 0) return 0;
-  return chosen().select(dtype, KhotSelection{x, k ? k : &k_value, k ? 1 : 0, mask, kth, index, rows, n, threads});
+  return chosen().select(dtype, KhotSelection{x, k ? k : &k_value, k ? 1 : 0, mask, kth, next, index, rows, n, threads});
 }
 
 // Designs: 0 systematic, 1 pivotal; `shuffled` for random order. Only float32 and float64; probs is (rows, n), out is

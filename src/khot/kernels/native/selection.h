@@ -7,7 +7,7 @@ struct KhotSelection {
   const int64_t* k;  // one per row, or a single one with stride 0
   int64_t k_stride;
   void* mask;      // like x, or null
-  void* kth;       // a value for each row, or null
+  void *kth, *next;  // a value for each row, or null: the k-th largest and the one after it
   int64_t* index;  // k for each row (then stride 0), or null
   int64_t rows, n;
   int threads;

@@ -11,6 +11,7 @@
 namespace {
 
 constexpr int64_t kUnitBlock = 256;
+constexpr int64_t kKept = 2048;  // items whose units are kept from one pass to the next: they fit half of the first-level cache
 typedef float HalfF __attribute__((vector_size(KHOT_VECTOR_BYTES / 2)));
 
 KHOT_INLINE VecD widen(const float* p) {
@@ -58,6 +59,7 @@ template <class C> class Units {
     sum += phantom, room += phantom * (1 - phantom);
     double lacking = (double(size) - sum) / room;
     rule.step = lacking == lacking ? least(1.0, most(-1.0, lacking)) : 0;
+    if (items() <= kKept) return keep();
     settle(size * one - total());
   }
   int64_t items() const { return count + (phantom > 0); }
@@ -65,16 +67,12 @@ template <class C> class Units {
 
   UnitRule rule;
 
-  // Those of the items from `begin` on, up to a block of them; returns how many.
-  int64_t block(int64_t begin, int64_t* out) const {
-    int64_t size = least(kUnitBlock, items() - begin);
-    if (rule.exact) {
-      std::memcpy(out, rule.exact + begin, size_t(size) * 8);
-      return size;
-    }
-    raw_block(begin, out);
-    if (rule.special >= begin && rule.special < begin + size) out[rule.special - begin] += rule.lack;
-    return size;
+  // Those of the items from `begin` on, up to a block of them: where they are kept, or in `room`.
+  const int64_t* block(int64_t begin, int64_t* room) const {
+    if (rule.exact) return rule.exact + begin;
+    raw_block(begin, room);
+    if (rule.special >= begin && rule.special < begin + kUnitBlock) room[rule.special - begin] += rule.lack;
+    return room;
   }
 
  private:
@@ -122,6 +120,15 @@ template <class C> class Units {
       for (int j = 0; j < kWidth<double>; j++) sum += part[j];
     }
     return sum;
+  }
+  void keep() {
+    int64_t *all = memory.at_least((items() / kUnitBlock + 1) * kUnitBlock), sum = 0;
+    for (int64_t i = 0; i < items(); i += kUnitBlock) raw_block(i, all + i);
+    for (int64_t i = 0; i < items(); i++) sum += all[i];
+    settle(size * one - sum);
+    if (rule.exact) return;
+    if (rule.special >= 0) all[rule.special] += rule.lack;
+    rule.exact = all;
   }
   // Gives what is lacking to one item that is far from 0 and 1, or has the most room of all; else to all that have some.
   void settle(int64_t lacking) {
