@@ -88,7 +88,7 @@ def run_cases(rank: int, world: int) -> list[dict]:
 
 
 def run_losses(rank: int, world: int) -> list[dict]:
-    """Rank 1 is killed before its second call, or never comes to it: what do the others see, and when?"""
+    """Rank 1 is killed before its second call, or fails, or never comes to it: what do the others see, and when?"""
     import khot
 
     scores = torch.zeros(2, 5)
@@ -96,6 +96,8 @@ def run_losses(rank: int, world: int) -> list[dict]:
     if rank == 1:
         if world == 3:
             os.kill(os.getpid(), signal.SIGKILL)
+        if world == 4:
+            os._exit(1)
         time.sleep(8)
         return []
     begin, error = time.monotonic(), ""
@@ -111,7 +113,7 @@ def main() -> None:
     report = []
     for world in (2, 3, 4):
         report += start(world, run_cases)
-    for world in () if sys.argv[1:] else (2, 3):
+    for world in () if sys.argv[1:] else (2, 3, 4):
         report += start(world, run_losses, datetime.timedelta(seconds=3))
     print(json.dumps(report))
 

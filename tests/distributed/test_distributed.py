@@ -31,16 +31,18 @@ def launch(*names: str) -> list[dict]:
         text=True,
         start_new_session=True,
     ) as process:
+        orphans = True
         try:
             out, err = process.communicate(timeout=LIMIT)
         finally:
             try:
                 os.killpg(process.pid, signal.SIGKILL)
             except ProcessLookupError:
-                pass
+                orphans = False
             else:
                 process.wait()
     assert process.returncode == 0, err
+    assert not orphans, "processes were left behind"
     return json.loads(out.splitlines()[-1])
 
 
@@ -76,7 +78,7 @@ def test_slow_case(slow_reports: list[dict], name: str, world: int) -> None:
     judge(slow_reports, name, world)
 
 
-@pytest.mark.parametrize(("world", "seconds"), [(3, 6), (2, 8)], ids=["killed", "never comes"])
+@pytest.mark.parametrize(("world", "seconds"), [(3, 6), (2, 8), (4, 6)], ids=["killed", "never comes", "fails"])
 def test_a_lost_rank_makes_the_others_raise(reports: list[dict], world: int, seconds: float) -> None:
     """The patience of the group is 3 seconds here."""
     found = {report["rank"]: report for report in reports if report["case"] == "lost" and report["world"] == world}

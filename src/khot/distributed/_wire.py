@@ -82,8 +82,15 @@ class Wire:
         if self.alone:
             return LOCAL
         gather = self.whole if len(self.lengths) * max(self.lengths) <= SHORT else None
-        places = len(self.lengths)
-        return Rows(sums=self._sums, places=places, length=self.length, gather=gather, start=self.offset, shared=self._shared)
+        return Rows(
+            sums=self._sums,
+            places=len(self.lengths),
+            length=self.length,
+            across=self._across,
+            gather=gather,
+            start=self.offset,
+            shared=self._shared,
+        )
 
     def total(self, part: Tensor) -> Tensor:
         """The sum over ranks, differentiable."""
@@ -103,7 +110,10 @@ class Wire:
         return torch.cat([one[..., :n] for one, n in zip(self.gather(padded), self.lengths, strict=True)], -1)
 
     def _sums(self, *values: Tensor) -> tuple[Tensor, ...]:
-        return self.total(torch.stack([wide_sum(value) for value in values])).unbind(0)
+        return self._across(*(wide_sum(value) for value in values))
+
+    def _across(self, *columns: Tensor) -> tuple[Tensor, ...]:
+        return self.total(torch.stack(columns)).unbind(0)
 
     def _shared(self, column: Tensor) -> Tensor:
         return _Shared.apply(column, self.group)

@@ -11,6 +11,7 @@ so that the backward pass needs the output and nothing else. As it is written in
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -139,7 +140,9 @@ class _Rule(Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         y, t, *rest = ctx.saved_tensors
         scores, tau = rest if rest else (None, ctx.tau)
-        return *gradients(grad, y, scores, t, tau, ctx.family, *ctx.needs_input_grad[1:3], rows=ctx.rows), None, None
+        native = None if ctx.rows.local or is_grad_enabled() else kernels.pick("shard", ctx.family.name, y, grad, tau)
+        rule = gradients if native is None else functools.partial(_passes, native)
+        return *rule(grad, y, scores, t, tau, ctx.family, *ctx.needs_input_grad[1:3], rows=ctx.rows), None, None
 
     @staticmethod
     def vmap(
@@ -196,6 +199,28 @@ def gradients(
     if scores is not None and learns_tau:
         grad_tau = -rows.rough(grad_scores * _distance(scores, t) / tau)[0]
     return grad_scores.to(grad.dtype), grad_k if learns_k else None, grad_tau, None
+
+
+def _passes(
+    native: Any,
+    grad: Tensor,
+    y: Tensor,
+    scores: Tensor | None,
+    t: Tensor,
+    tau: Number,
+    family: Family,
+    learns_k: bool,
+    learns_tau: bool,
+    rows: Rows,
+) -> tuple[Tensor | None, ...]:
+    """:func:`gradients` by native passes over the part of the row that is here."""
+    weighted, slope, out = native.weigh(grad, y, family.name)
+    mean = _divide(*rows.across(weighted, slope))
+    grad_scores = native.gradient(grad, y, mean, tau, family.name, out)
+    grad_tau = None
+    if scores is not None and learns_tau:
+        grad_tau = -rows.rough(grad_scores * _distance(scores, t) / tau)[0]
+    return grad_scores, mean.to(y.dtype) if learns_k else None, grad_tau, None
 
 
 def in_argument(grad: Tensor, y: Tensor, family: Family, rows: Rows = LOCAL) -> tuple[Tensor, Tensor]:

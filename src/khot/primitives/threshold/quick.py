@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from khot import kernels
 from khot._tensors import Number, wide_dtype
 from khot.primitives.threshold.family import Family
 from khot.primitives.threshold.rows import Rows, pieces
@@ -103,10 +104,14 @@ def _moments(x: Tensor, size: Number, rows: Rows) -> tuple[Tensor, Tensor, Numbe
 
 def _moments_at_once(x: Tensor, size: Number, rows: Rows) -> tuple[Tensor, Tensor, Number]:
     """:func:`_moments` by one reduction. The variance loses the digits that mean and squares share, which a start can do without."""
-    wide = x.to(wide_dtype(x))
-    total, square = rows.sums(wide, wide * wide)
+    native = kernels.pick("shard", "sigmoid", x)
+    if native is not None:
+        total, square = rows.across(*native.moments(x))
+    else:
+        wide = x.to(wide_dtype(x))
+        total, square = rows.sums(wide, wide * wide)
     if not math.isfinite(float(total.sum() + square.sum())):
-        wide = wide.nan_to_num(0.0, torch.nan, 0.0)
+        wide = x.to(wide_dtype(x)).nan_to_num(0.0, torch.nan, 0.0)
         total, square, size = rows.sums(wide, wide * wide, x > -torch.inf)
     mean = total / size
     return mean.to(x.dtype), (square / size - mean * mean).clamp_(min=0.0).to(x.dtype), size
@@ -126,6 +131,11 @@ def argument(x: Tensor, t: Tensor, s: Tensor | None, tau: Number) -> Tensor:
     return u if s is None else u.add_(s)
 
 
+def _native(rows: Rows, family: Family, x: Tensor, t: Tensor, tau: Number) -> Any:
+    """The native passes for rows of which only a part is here. What is all here has a native solver of its own."""
+    return None if rows.local else kernels.pick("shard", family.name, x, t, tau)
+
+
 def _sums(parts: tuple[Tensor, ...], t: Tensor, s: Tensor | None, tau: Number, family: Family, rows: Rows) -> tuple[Tensor, Tensor]:
     """What the squashed row sums to, and its slopes."""
     found = [_sums_of(part, t, s, tau, family, rows) for part in parts]
@@ -133,6 +143,10 @@ def _sums(parts: tuple[Tensor, ...], t: Tensor, s: Tensor | None, tau: Number, f
 
 
 def _sums_of(x: Tensor, t: Tensor, s: Tensor | None, tau: Number, family: Family, rows: Rows) -> tuple[Tensor, Tensor]:
+    native = _native(rows, family, x, t, tau)
+    if native is not None:
+        total, slope = rows.across(*native.measure(x, t, s, tau, family.name))
+        return (total.to(x.dtype), slope.to(x.dtype)) if family.smooth else (total, slope)
     u = argument(x, t, s, tau)
     y = family.f(u)
     total, slope = (rows.rough if family.smooth else rows.sums)(y, family.slope_at(u, y))  # a corner is found by the last digit
@@ -218,6 +232,13 @@ def _finish(
 
     ``known`` is what the squashed row sums to and its slopes, where the search has them already.
     """
+    native = _native(rows, family, parts[0], t, tau)
+    if native is not None:
+        (x,) = parts  # a row that is not all here is not cut into pieces
+        total, slope = known or rows.across(*native.measure(x, t, s, tau, family.name))
+        step = ((k - total) / slope).to(t.dtype)
+        y, total = native.mask(x, t, step if s is None else step + s, tau, family.name)
+        return y, step, rows.across(total)[0]
     values, slopes, sums = [], [], []
     for part in parts:
         u = argument(part, t, s, tau)

@@ -29,6 +29,7 @@ class Rows:
         local: the row is all here: a part of it may stand for it, and it may be taken piece by piece.
         places: over how many places a row is spread; a sum over them rounds once more for each.
         length: how many items a row has in all places, where that is known without a reduction.
+        across: adds columns of which every place has its part over the places; for sums that native code took.
         gather: fetches the whole row, where it is so short that this is cheaper than a search together; the part here begins at ``start``.
         shared: marks a column that every place has the same copy of, where it meets the items of one place: going back, what the
             places found is added up.
@@ -39,6 +40,7 @@ class Rows:
     local: bool = False
     places: int = 1
     length: int | None = None
+    across: Callable[..., tuple[Tensor, ...]] = lambda *columns: columns
     gather: Callable[[Tensor], Tensor] | None = None
     start: int = 0
     shared: Callable[[Tensor], Tensor] = lambda column: column
