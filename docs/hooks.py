@@ -20,6 +20,7 @@ HERE = "assets/disk_worker.js"
 LINKS = {
     "docs/figures/": "figures/",
     "(docs/": "(",
+    ".ipynb)": ".md)",
     "(CONTRIBUTING.md)": "(contributing.md)",
     "[CITATION.cff](CITATION.cff)": "`CITATION.cff`",
 }
@@ -37,7 +38,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    for path, text in pages.every():
+    for path, text in (*pages.every(), *pages.notebooks()):
         files.append(File.generated(config, path, content=text))
     for name, draw in pictures.every():
         files.append(File.generated(config, f"figures/made/{name}.svg", content=pictures.svg(draw)))

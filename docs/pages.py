@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import khot
@@ -13,6 +15,7 @@ from bench.figures._choice import SHAPE, cost
 from bench.figures._choice import choices as measured_choices
 from khot.tables import markdown
 
+NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 LAWS = {
     "sums_to_k": "the mask sums to k",
     "smooth": "continuously differentiable in the scores",
@@ -51,6 +54,23 @@ def every() -> Iterator[tuple[str, str]]:
         yield f"methods/{name}.md", method(row)
     for name, row in sorted(khot.DESIGNS.items()):
         yield f"designs/{name}.md", design(row)
+
+
+def notebooks() -> Iterator[tuple[str, str]]:
+    """Path and Markdown of the notebooks, as they were last run."""
+    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+        cells = json.loads(path.read_text())["cells"]
+        where = f"*This page is `notebooks/{path.name}` of the repository.*"
+        yield f"notebooks/{path.stem}.md", "\n\n".join([*(part for cell in cells for part in _cell(cell)), where])
+
+
+def _cell(cell: dict[str, Any]) -> Iterator[str]:
+    text = "".join(cell["source"])
+    yield text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```"
+    for output in cell.get("outputs", []):
+        image = output.get("data", {}).get("image/png")
+        said = "".join(output.get("text") or output.get("data", {}).get("text/plain", ""))
+        yield f'<img alt="what the cell draws" src="data:image/png;base64,{image}">' if image else f"```text\n{said.rstrip()}\n```"
 
 
 def method(row: Any) -> str:
