@@ -84,7 +84,7 @@ def test_dictionary(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         np.savez(folder / f"pywavelets/pywt/data/{name}.npz", data=(100 + 50 * np.roll(waves, turn)).astype(np.uint8))
     monkeypatch.setattr("bench.applications.dictionary.COUNT", {"denoising": 800, "representation": 8000})
     monkeypatch.setattr("bench.applications.dictionary.ATOMS", 36)
-    monkeypatch.setattr("bench.applications.atoms.PASSES", {"khot": 2, "ksvd": 1})
+    monkeypatch.setattr("bench.applications.atoms.PASSES", {"khot": 2, "ksvd": 1, "sklearn": 1})
     rows = run("dictionary", folder, "--picture", "camera", "--rows", "khot,ksvd,ksvd-fast,sklearn,dct")
     assert [row["table"] for row in rows] == ["denoising"] * 5 + ["representation"] * 5
     assert all(row["psnr"] > row["noisy"] + 3 for row in rows[:5]) and all(row["psnr"] > 25 for row in rows[5:])
@@ -120,7 +120,7 @@ def test_examples_are_short(name: str) -> None:
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 200
 
 
-@pytest.mark.parametrize("name", ["features", "prune", "mixture_of_experts", "sparse_autoencoder"])
+@pytest.mark.parametrize("name", ["features", "prune", "mixture_of_experts", "sparse_autoencoder", "dictionary", "neighbours"])
 def test_examples_run_and_draw(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = example(name).main(["--quick", "--out", str(tmp_path / "picture.png")])
     assert (tmp_path / "picture.png").stat().st_size > 5000 and "wrote" in capsys.readouterr().out
@@ -128,6 +128,10 @@ def test_examples_run_and_draw(name: str, tmp_path: Path, capsys: pytest.Capture
         assert found["khot (learned)"] > found["random"]
     elif name == "prune":
         assert found["khot (soft mask)"] > found["dense, then cut"]
+    elif name == "dictionary":
+        assert found["khot (learned)"] > found["noisy"] + 4
+    elif name == "neighbours":
+        assert found["khot (soft neighbours)"] > 0.85
     elif name == "sparse_autoencoder":
         assert all(0 < row["fvu"] < 1 for row in found.values())
     else:

@@ -10,7 +10,7 @@ import torch
 Coder = Callable[[np.ndarray, np.ndarray, int, float | None], np.ndarray]  # (x, atoms, k, error) -> codes
 Learner = Callable[[np.ndarray, int, int, float | None, int], np.ndarray]
 
-PASSES = {"khot": 10, "ksvd": 10}  # over the patches
+PASSES = {"khot": 10, "ksvd": 10, "sklearn": 2}  # over the patches; the lasso takes milliseconds for each
 ALPHA = 1.0  # the L1 penalty of scikit-learn's learning, for patches of variance 1
 
 
@@ -75,7 +75,9 @@ def sklearn(x: np.ndarray, n: int, k: int, error: float | None, seed: int) -> np
     """scikit-learn's online learning, whose coder is the lasso."""
     from sklearn.decomposition import MiniBatchDictionaryLearning
 
-    model = MiniBatchDictionaryLearning(n, alpha=ALPHA, batch_size=256, max_iter=10, transform_algorithm="omp", random_state=seed)
+    model = MiniBatchDictionaryLearning(
+        n, alpha=ALPHA, batch_size=256, max_iter=PASSES["sklearn"], transform_algorithm="omp", random_state=seed
+    )
     atoms = model.fit(x / x.std()).components_
     norm = np.linalg.norm(atoms, axis=1, keepdims=True)
     return (atoms / np.where(norm > 0, norm, 1.0)).astype(np.float32)

@@ -49,9 +49,9 @@ class NCA(nn.Module):
 
 
 class Khot(nn.Module):
-    def __init__(self, k: int = 9, tau: float = 0.1) -> None:
+    def __init__(self, k: int = 9) -> None:
         super().__init__()
-        self.knn = SoftKNN(k, tau=tau)
+        self.knn = SoftKNN(k)
 
     def forward(self, z: Tensor, y: Tensor) -> Tensor:
         return self.knn.loss(z, None, y)

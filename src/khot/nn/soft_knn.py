@@ -49,7 +49,7 @@ class SoftKNN(nn.Module):
         self,
         k: int,
         *,
-        tau: float = 0.1,
+        tau: float = 0.02,
         learn_tau: bool = True,
         metric: Metric = "euclidean",
         method: Method = "sigmoid",
@@ -129,11 +129,14 @@ class SoftKNN(nn.Module):
     def _log_sum(self, near: Tensor, right: Tensor) -> Tensor:
         """The logarithm of the mask on the right neighbours, ``(..., M)``."""
         width = self._width(near)
-        if isinstance(self.method, str) and RELAXATIONS[self.method].family is not None:
-            mask = log_soft_topk(near, self.k, width, method=self.method)
-            return torch.where(right, mask, -torch.inf).logsumexp(-1)
         share = torch.where(right, soft_topk(near, self.k, width, method=self.method), 0.0).sum(-1)
-        return share.clamp(min=torch.finfo(share.dtype).tiny).log()
+        tiny = torch.finfo(share.dtype).tiny
+        if readable(share) and bool((share > tiny**0.5).all()):
+            return share.log()
+        if isinstance(self.method, str) and RELAXATIONS[self.method].family is not None:
+            mask = log_soft_topk(near, self.k, width, method=self.method)  # exact where the share underflows, and slower
+            return torch.where(right, mask, -torch.inf).logsumexp(-1)
+        return share.clamp(min=tiny).log()
 
     def _width(self, near: Tensor) -> Tensor:
         return spread(near) * self.tau.to(near.dtype)
