@@ -13,6 +13,7 @@
 
 #include "check_curve.h"
 #include "check_hard.h"
+#include "check_shard.h"
 
 extern "C" {
 int khot_threshold_forward(int, int, const void*, void*, const double*, double, const double*, double, double*, int64_t, int64_t, int,
@@ -215,6 +216,7 @@ int main() {
   }
   for (std::thread& t : many) t.join();
   failures += check_hard(random);
+  failures += check_shard(random);
   std::printf("%d failures\n", failures);
   return failures != 0;
 }
