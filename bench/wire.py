@@ -40,12 +40,13 @@ def rounds_of(method: str = "sigmoid", *, items: int = 64_000, share: float = 0.
     """Count the rounds of the search on normal scores, with the reductions of a sharded row. They do not depend on the length."""
     seen: list[int] = []
 
-    def sums(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        seen.append(8 * rows * len(values))
-        return tuple(wide_sum(value) for value in values)
+    def across(*columns: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        seen.append(8 * rows * len(columns))
+        return columns
 
+    spread = Rows(sums=lambda *values: across(*(wide_sum(value) for value in values)), places=2, length=items, across=across)
     x = torch.randn(rows, items, generator=torch.Generator().manual_seed(0))
-    solve_rows(x, items * share, 1.0, threshold_family(method, {}), Rows(sums=sums, places=2, length=items))
+    solve_rows(x, items * share, 1.0, threshold_family(method, {}), spread)
     return Call(items, len(seen), max(seen))
 
 
