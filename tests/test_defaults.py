@@ -118,13 +118,13 @@ CALLS = public()
 
 @contextmanager
 def other_defaults() -> Iterator[None]:
-    device, dtype = torch.get_default_device(), torch.get_default_dtype()
+    dtype = torch.get_default_dtype()
     torch.set_default_device("meta")
     torch.set_default_dtype(torch.float64)
     try:
         yield
     finally:
-        torch.set_default_device(None if device == torch.device("cpu") else device)
+        torch.set_default_device(None)
         torch.set_default_dtype(dtype)
 
 

@@ -84,6 +84,12 @@ def test_hard_masks_need_whole_k() -> None:
         khot.topk_mask(X, 2.5)
 
 
+def test_a_matrix_takes_no_function() -> None:
+    for method in (lambda scores, k, tau: scores, khot.softsort_matrix, None, 3):
+        with pytest.raises(TypeError, match=r"must be the name of a matrix method, got .*softsort.*soft_topk takes one"):
+            khot.soft_topk_matrix(X, 2, method=method)
+
+
 def test_entmax_needs_alpha_above_zero_and_at_most_ten() -> None:
     for alpha in (0.0, -0.5, 10.1, "1.5", float("nan"), torch.tensor(0.0), torch.tensor(11.0), torch.tensor(float("nan"))):
         with pytest.raises(ValueError, match="alpha must be above 0 and at most 10"):

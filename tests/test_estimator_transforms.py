@@ -114,7 +114,7 @@ def test_compiles_as_one_graph(row):
 @that("compiles", False)
 def test_compilation_is_refused(row):
     torch._dynamo.reset()
-    with pytest.raises(Exception, match="does not compile"):
+    with pytest.raises(Exception, match=r"does not compile|Observed exception"):  # torch 2.6 says the latter
         torch.compile(lambda x: row.estimate(objective, x, 2), fullgraph=True, backend="eager")(scores())
 
 

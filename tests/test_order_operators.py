@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 import khot
 from khot import kernels
+from tests.laws import dynamic_export
 
 METHODS = ["softrank", "halving", "neuralsort", "softsort"]
 
@@ -29,6 +30,7 @@ class Layer(nn.Module):
         return self.body(scores)
 
 
+@dynamic_export
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("matrix", [False, True], ids=["mask", "matrix"])
 def test_exports_with_dynamic_n(method: str, matrix: bool) -> None:

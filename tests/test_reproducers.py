@@ -9,6 +9,7 @@ import torch
 from torch.testing import assert_close
 
 import khot
+from tests.laws import dynamic_export
 
 EPS = torch.finfo(torch.float32).eps
 MODES = pytest.mark.parametrize("native", [True, False], ids=["native", "reference"])
@@ -97,6 +98,7 @@ def test_the_module_samples_the_smallest() -> None:
     assert "largest=False" in repr(layer) and "largest=False" in repr(khot.nn.SoftTopK(2, largest=False))
 
 
+@dynamic_export
 @pytest.mark.parametrize("method", ["counting", "scaled"])
 def test_exports_with_a_long_dynamic_length(method: str) -> None:
     class Mask(torch.nn.Module):

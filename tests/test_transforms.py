@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 import khot
 from khot.registry import RELAXATIONS, Relaxation
-from tests.laws import spaced
+from tests.laws import dynamic_export, spaced
 
 ROWS = [row for row in RELAXATIONS.values() if row.deterministic]
 MATRICES = [row for row in ROWS if row.matrix is not None]
@@ -100,6 +100,7 @@ class _Module(torch.nn.Module):
         return khot.soft_topk(scores, 2, 0.7, method=self.method)
 
 
+@dynamic_export
 @table(ROWS, "exports")
 def test_exports_with_a_dynamic_length(op: Relaxation) -> None:
     n = torch.export.Dim("n", min=4, max=64)

@@ -33,14 +33,25 @@ def _no_groups(name: str) -> NoReturn:
     raise RuntimeError(f"this torch cannot find the process group {name!r} by its name; call the verb outside of torch.compile")
 
 
+def _gamma(shape: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Standard gamma variables by public names: these take no generator, so that one gives the seed of a state of its own."""
+    law = torch.distributions.Gamma(shape, torch.ones_like(shape), validate_args=False)
+    if generator is None:
+        return law.sample()
+    seed = torch.randint(1 << 62, (), dtype=torch.long, device=generator.device, generator=generator)
+    with torch.random.fork_rng([shape.device] if shape.is_cuda else []):
+        torch.manual_seed(int(seed))
+        return law.sample()
+
+
 any_autocast: Callable[[], bool] = _private("_C._is_any_autocast_enabled", lambda: True)
 num_modes: Callable[[], int] = _private("_C._len_torch_dispatch_stack", lambda: 1)
 in_transform: Callable[[], bool] = _private("_C._are_functorch_transforms_active", lambda: True)
 _is_wrapped: Callable[[Tensor], bool] = _private("_C._functorch.is_functorch_wrapped_tensor", lambda tensor: True)
-_is_batched: Callable[[Tensor], bool] = _private("_C._functorch.is_legacy_batchedtensor", lambda tensor: False)
+_is_batched: Callable[[Tensor], bool] = _private("_C._functorch.is_legacy_batchedtensor", lambda tensor: True)
 _jit_state: Callable[[], Any] = _private("_C._get_tracing_state", lambda: torch.jit.is_tracing() or None)
 group_named: Callable[[str], Any] = _private("distributed.distributed_c10d._resolve_process_group", _no_groups)
-standard_gamma: Callable[..., Tensor] = _private("_standard_gamma", lambda a, generator=None: torch.distributions.Gamma(a, 1).sample())
+standard_gamma: Callable[..., Tensor] = _private("_standard_gamma", _gamma)
 
 
 def in_forward_mode() -> bool:

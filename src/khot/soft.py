@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 
@@ -92,9 +92,27 @@ def soft_topk_matrix(
     """
     if not largest:
         scores = _negative(scores)
-    row = find({name: row for name, row in RELAXATIONS.items() if row.matrix is not None}, method, "matrix method")
-    soft = row.matrix(scores, k, tau, **options)
+    soft = _find_matrix(method).matrix(scores, k, tau, **options)
     return through(topk_matrix(scores, k), soft) if hard else soft
+
+
+def _find_matrix(method: str) -> Any:
+    """The row of a method that has a matrix, or an error that lists those."""
+    if isinstance(method, str) and method in RELAXATIONS:
+        row = find_method(method)
+        if row.matrix is not None:
+            return row
+    return _no_matrix(method)
+
+
+def _no_matrix(method: Any) -> NoReturn:
+    rows = {name: row for name, row in RELAXATIONS.items() if row.matrix is not None}
+    if isinstance(method, str):
+        find(rows, method, "matrix method")
+    raise TypeError(
+        f"method must be the name of a matrix method, got {method!r}; choose from {', '.join(sorted(rows))}. "
+        "A function of your own that returns a matrix needs no verb: call it; soft_topk takes one that returns a mask"
+    )
 
 
 def _negative(scores: Tensor) -> Tensor:

@@ -77,7 +77,8 @@ class TopKRouter(Annealed):
 
     def forward(self, x: Tensor) -> Gate:
         """``(..., dim)`` -> logits ``(T, E)``, weights and indices ``(T, k)``, with the ``T`` tokens of all leading dimensions."""
-        return Gate(*self.route(x)[:3])
+        found = self.route(x)
+        return Gate(found.logits, found.weights, found.indices)
 
     def route(self, x: Tensor, group: Any = None) -> Routing:
         """The same with the soft mask, losses and statistics; the logits of a ``group`` of processes have their spread in common."""

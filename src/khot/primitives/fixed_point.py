@@ -72,7 +72,9 @@ def _spread_in_place(wide: Tensor, k: Tensor, rows: Rows = LOCAL) -> tuple[Tenso
 
 def _round(values: Tensor) -> Tensor:
     """To the nearest whole number; the way through the bits, in place, is the fast one."""
-    return values.add_(2.0**52).view(torch.int64).sub_(_MAGIC) if values.dtype == torch.float64 else values.round().long()
+    if values.dtype != torch.float64 or not readable(values):  # vmap cannot look at bits before torch 2.7
+        return values.round().long()
+    return values.add_(2.0**52).view(torch.int64).sub_(_MAGIC)
 
 
 def _absorb(units: Tensor, lack: Tensor, bits: int) -> Tensor:

@@ -7,10 +7,8 @@ transport of squared distance:
 .. math:: \Gamma_{ij} = \operatorname{softmax}_j (x_i y_j / \tau + g_j), \qquad \textstyle\sum_i \Gamma_{ij} = 1 .
 
 The potentials :math:`g` start from the cuts half-way between neighbours in order, exact for :math:`\tau \to 0`. Two of Sinkhorn's steps
-bring them near, Newton's steps, none longer than ``_LEAP``, solve for them. With :math:`S = \operatorname{diag}(\Gamma^\top 1) -
-\Gamma^\top \Gamma` and a gradient :math:`G` in the plan, :math:`E = G - 1 \lambda^\top` with :math:`S \lambda` the column sums of
-:math:`\Gamma \circ (G - (\Gamma \circ G) 1 1^\top)` is the gradient of a softmax whose potentials follow: the backward pass needs the
-plan and one system of k equations.
+bring them near, Newton's steps, none longer than ``_LEAP``, solve for them. The backward pass needs the
+plan and one system of k equations, see :mod:`khot.primitives.transport_gradient`.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from torch import Tensor
 from khot._settle import Among
 from khot._tensors import Number, column, in_forward_mode, in_transform, readable, wide_dtype
 from khot.primitives.operators import define, derive
+from khot.primitives.transport_gradient import curvature, plan_gradients
 
 _FAR = 200.0  # in units of tau: what lies this far from a cut is on one side of it to the last digit
 _LEAP = 2.0  # the longest step in a potential; from there on 2,000 random problems needed at most six, tau from 1e-3 to 20
@@ -146,17 +145,10 @@ def _at(places: Places, potential: Tensor) -> _State:
     return _State(potential, plan, sums, (places.full - sums).detach().abs().amax(-1, keepdim=True))
 
 
-def _curvature(gram: Tensor, sums: Tensor, full: Tensor, closed: Tensor) -> Tensor:
-    # An empty place has an empty row; a problem without a rest does not change with a constant; a hard plan does not move at all.
-    k = sums.shape[-1]
-    ridge = 50 * torch.finfo(sums.dtype).eps
-    return torch.diag_embed(sums + (1 - full) + ridge) - gram[..., :k, :k] + closed.to(sums.dtype) / k
-
-
 def _newton(state: _State, places: Places) -> Tensor:
     """The step in the potentials that fills every place, to first order."""
-    curvature = _curvature(state.plan.mT @ state.plan, state.sums, places.full, places.closed)
-    return torch.linalg.solve_ex(curvature, (places.full - state.sums).unsqueeze(-1)).result.squeeze(-1)
+    bend = curvature(state.plan.mT @ state.plan, state.sums, places.full, places.closed)
+    return torch.linalg.solve_ex(bend, (places.full - state.sums).unsqueeze(-1)).result.squeeze(-1)
 
 
 def _search(places: Places) -> _State:
@@ -195,27 +187,11 @@ def _context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _derivative(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """Differentiable itself, as it is written in terms of the plan."""
     plan, x, *rest = ctx.saved_tensors
-    tau = rest.pop(0) if ctx.learns_tau else ctx.tau
+    tau = rest.pop(0) if ctx.learns_tau else None
     items, count = rest if ctx.hides else (None, None)
-    wide, place = plan.to(wide_dtype(plan)), torch.arange(ctx.k, dtype=torch.long, device=x.device)
-    full = torch.ones_like(wide[..., 0, :]) if count is None else (place < count).to(wide.dtype)
-    left = x.shape[-1] if items is None else items.sum(-1, keepdim=True)
-    closed = (left <= full.sum(-1, keepdim=True)).unsqueeze(-1)
-    pull = _through_softmax(wide, grad.to(wide.dtype)).sum(-2).unsqueeze(-1)
-    held = torch.linalg.solve_ex(_curvature(wide.mT @ wide, wide.sum(-2), full, closed), pull).result.mT
-    height = full.flip(-1).cumsum(-1).flip(-1)
-    in_x = (_through_softmax(wide, grad - held) * height.unsqueeze(-2)).sum(-1) / tau
-    in_tau = None
-    if ctx.learns_tau:
-        far = x.to(wide.dtype) - (x if items is None else torch.where(items, x, -torch.inf)).amax(-1, keepdim=True)
-        in_tau = (-(in_x * far).sum(-1, keepdim=True) / tau).sum_to_size(tau.shape).to(tau.dtype)
-    return in_x.to(x.dtype), in_tau, None, None, None, None
-
-
-def _through_softmax(plan: Tensor, grad: Tensor) -> Tensor:
-    return plan * (grad - (plan * grad).sum(-1, keepdim=True))
+    in_x, in_tau = plan_gradients(grad, plan, x, tau, ctx.tau, ctx.k, items, count)
+    return in_x, in_tau if ctx.learns_tau else None, None, None, None, None
 
 
 def _fake(x: Tensor, tau: Tensor | None, tau_value: float, k: int, items: Tensor | None, count: Tensor | None) -> Tensor:

@@ -15,6 +15,7 @@ template <class F, class C> double step_limit() {
 // that is right to their rounding has the right active set.
 template <class F, class P> P sum_limit(double eps, P k, P active) {
   if constexpr (F::kMoments == 1) return 2 * eps * smallest(k, active);
+  if constexpr (F::kBent) return 2 * eps * atleast(1e-30, k);  // y falls like a power of u: smaller ones are not searched for
   return 2 * eps * k;
 }
 

@@ -78,7 +78,7 @@ def inverse_in_a(y: Tensor, a: Tensor) -> Tensor:
 
     def inside(p: Tensor) -> Tensor:
         log_p, log_q = p.log(), torch.log1p(-p)
-        whole = torch.where(a.abs() < _ZERO, _ZERO, a)
+        whole = a + _ZERO * (a.abs() < _ZERO)  # not a constant, so that it can be differentiated again
         u = (torch.expm1(whole * log_p) - torch.expm1(whole * log_q)) / whole
         change = log_p.square() * _curve(a * log_p) - log_q.square() * _curve(a * log_q)
         return (change - u * torch.full_like(a, 2.0).log()) / 2**a
