@@ -65,17 +65,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return markdown
 
 
-def _path(package: Any, name: str) -> str:
-    """Where the public function of a relaxation is written."""
-    function = getattr(package, f"{name}_topk", None) or getattr(package, f"{name}_matrix")
-    return f"{function.__module__}.{function.__name__}"
-
-
 def _every_verb() -> str:
     """Every exported function that is not a method's own, in the order of the alphabet."""
     import khot
 
-    own = {_path(khot, name) for name in khot.RELAXATIONS}
+    own = {_where(pages.function_of(name)) for name in khot.RELAXATIONS}
     found = [getattr(khot, name) for name in khot.__all__ if inspect.isfunction(getattr(khot, name))]
     return "\n\n".join(f"::: {path}" for path in (_where(function) for function in found) if path not in own)
 

@@ -74,13 +74,16 @@ def _cell(cell: dict[str, Any]) -> Iterator[str]:
 
 
 def method(row: Any) -> str:
-    function = getattr(khot, f"{row.name}_topk", None) or getattr(khot, f"{row.name}_matrix")
     returns = "a mask, and a matrix with a row per place" if row.matrix is not None else "a mask"
     facts = [["property", "value"], ["returns", returns], ["cost", row.cost], ["measured", _measured(row.name)], ["paper", row.paper]]
     facts += [["options", ", ".join(f"`{name}={value!r}`" for name, value in row.options.items())]] if row.options else []
-    return _page(
-        row.name, f"Value and gradient of {row.name} for two items", "method", _method_code(row), facts, _laws(row, LAWS), function
-    )
+    alt = f"Value and gradient of {row.name} for two items"
+    return _page(row.name, alt, "method", _method_code(row), facts, _laws(row, LAWS), function_of(row.name))
+
+
+def function_of(name: str) -> Any:
+    """The public function of a relaxation."""
+    return getattr(khot, f"{name}_topk", None) or getattr(khot, f"{name}_matrix")
 
 
 def design(row: Any) -> str:
@@ -167,5 +170,5 @@ def links(kind: str) -> str:
 
 
 def _first(row: Any, kind: str) -> str:
-    function = row.draw if kind == "designs" else getattr(khot, f"{row.name}_topk", None) or getattr(khot, f"{row.name}_matrix")
+    function = row.draw if kind == "designs" else function_of(row.name)
     return (function.__doc__ or "").strip().split("\n", 1)[0].replace("``", "`")

@@ -16,6 +16,8 @@ from tests.browser.driver import DESKTOP, PHONE, browser, complaints, overflow, 
 pytest.importorskip("selenium", reason="`make test-browser` installs it")
 pytest.importorskip("starlette", reason="the page needs khot[explore]")
 from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.actions.action_builder import ActionBuilder
+from selenium.webdriver.common.actions.pointer_input import PointerInput
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
@@ -104,6 +106,18 @@ def test_a_knob_is_dragged(page: Any) -> None:
     assert float(after[1]) > float(before[1]) + 0.5
     assert [a for i, a in enumerate(after) if i != 1] == [b for i, b in enumerate(before) if i != 1]
     agrees(page, "sigmoid", "euclidean", "softrank")
+
+
+def test_a_finger_drags_too(page: Any, address: str) -> None:
+    set_screen(page, PHONE)
+    opened(page, address)
+    before = float(state(page)["x"].split(",")[2])
+    knob = page.find_elements(By.CSS_SELECTOR, ".knob .hit")[2]
+    finger = ActionBuilder(page, mouse=PointerInput("touch", "finger"))
+    finger.pointer_action.move_to(knob).pointer_down().move_by(0, 30).move_by(0, 30).pointer_up()
+    finger.perform()
+    wait(page, lambda: settled(page) and float(state(page)["x"].split(",")[2]) < before - 0.5)
+    agrees(page, "sigmoid")
 
 
 def test_the_keyboard_moves_scores_k_and_tau(page: Any) -> None:
