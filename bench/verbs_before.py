@@ -21,6 +21,9 @@ SLOW = {
         "d = khot.distributions.KSubset(k=100, logits=torch.randn(32, 1000)); f = lambda: d.joint", 0.1),
     "brewer (32, 10^4), k=1000": ("x = torch.randn(32, 10**4); f = lambda: khot.sample_topk(x, 1000, design='brewer')", 0.25),
     "sampford (32, 10^4), k=1000": ("x = torch.randn(32, 10**4); f = lambda: khot.sample_topk(x, 1000, design='sampford')", 0.1),
+    "estimators.relaxed_gumbel (32, 1000), k=100": (
+        "x = torch.randn(32, 1000, requires_grad=True); "
+        "f = lambda: khot.estimators.relaxed_gumbel(lambda m: m.square().sum(-1), x, 100).sum().backward()", 0.1),
 }  # fmt: skip
 PROBE = """
 import time, torch, khot

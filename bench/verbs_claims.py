@@ -167,7 +167,10 @@ def _methods() -> list[Claim]:
             Claim(f"mask of {name}", over[base], ours("soft_topk", method=name, **options), base, bound)
             for name, (options, base, bound) in masks.items()
         ),
-        Claim("mask of entmax, alpha=1.25", "softmax", ours("soft_topk", method="entmax", alpha=1.25), softmax, always(8)),
+        *(
+            Claim(f"mask of entmax, alpha={alpha}", "softmax", ours("soft_topk", method="entmax", alpha=alpha), softmax, always(8))
+            for alpha in (1.25, 1.75)
+        ),
         *(
             Claim(f"matrix of {name}", "softmax of (k, n)", ours("soft_topk_matrix", method=name), matrix_softmax, always(4), short)
             for name in ("softsort", "neuralsort", "halving", "iterative")

@@ -33,14 +33,14 @@ def find(table: Mapping[str, Any], name: str, what: str = "method") -> Any:
 
 def check(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1, fractional: bool = True) -> None:
     """Raise unless ``(scores, k, tau)`` is something to select from. Tensors that cannot be read here pass."""
-    if _is_plain(scores, k, tau, dim, fractional) and scores.dtype in _DTYPES:
+    if is_plain(scores, k, tau, dim, fractional) and scores.dtype in _DTYPES:
         return
     check_scores(scores, dim)
     check_k(k, scores, dim, fractional)
     check_tau(tau, scores, dim)
 
 
-def _is_plain(scores: Tensor, k: Number, tau: Number, dim: int, fractional: bool) -> bool:
+def is_plain(scores: Tensor, k: Number, tau: Number, dim: int, fractional: bool) -> bool:
     """Whether this is the ordinary call with two numbers, but for the dtype: the checks below cost as much as a small softmax."""
     if type(scores) is not Tensor or scores.layout is not strided or scores.is_nested:
         return False
@@ -177,7 +177,7 @@ def door(
     as_it_is = (torch.float32, torch.float64, *(HALF if native_half else ()))
 
     def entered(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1, **given: Any) -> Tensor:
-        if dim == -1 and not given and _is_plain(scores, k, tau, dim, fractional) and scores.dtype in as_it_is and not any_autocast():
+        if dim == -1 and not given and is_plain(scores, k, tau, dim, fractional) and scores.dtype in as_it_is and not any_autocast():
             return body(scores, k, tau)  # nothing to check or to convert: the path of nearly every call
         check(scores, k, tau, dim=dim, fractional=fractional)
         check_options(name, given, options)

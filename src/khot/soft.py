@@ -7,10 +7,11 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
-from khot._tensors import Number, form_for
-from khot.checks import check_scores, door, find
+from khot._tensors import Number, any_autocast, form_for
+from khot.checks import check_scores, door, find, is_plain
 from khot.hard import through, topk_mask, topk_matrix
-from khot.registry import RELAXATIONS, find_method
+from khot.primitives.threshold.autograd import solve_hard
+from khot.registry import RELAXATIONS, Relaxation, find_method
 
 
 def soft_topk(
@@ -52,12 +53,24 @@ def soft_topk(
         return form(scores, k, tau, method=method, hard=hard, largest=largest, dim=dim, **options)
     if not largest:
         scores = _negative(scores)
+    if hard and scores.is_cuda and isinstance(method, str):
+        at_once = _at_once(find_method(method), scores, k, tau, dim, options)
+        if at_once is not None:
+            return at_once
     topk = find_method(method).topk if isinstance(method, str) else _own(method)
     soft = topk(scores, k, tau, dim=dim, **options)
     if not hard:
         return soft
     whole = k.detach().round() if isinstance(k, Tensor) else round(k)
     return through(topk_mask(scores, whole, dim=dim), soft)
+
+
+def _at_once(row: Relaxation, scores: Tensor, k: Number, tau: Number, dim: int, options: dict[str, Any]) -> Tensor | None:
+    """The hard mask with the soft gradient by one kernel, where there is one and nothing to check or to convert."""
+    if row.family is None or options or dim not in (-1, scores.ndim - 1) or any_autocast() or not is_plain(scores, k, tau, dim, True):
+        return None
+    assert not isinstance(k, Tensor) and not isinstance(tau, Tensor)
+    return solve_hard(scores, float(k), float(tau), row.family())
 
 
 def soft_topk_matrix(

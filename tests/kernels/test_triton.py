@@ -43,6 +43,54 @@ for dtype, atol in ((torch.float32, 2e-5), (torch.bfloat16, 4e-2)):
         torch.testing.assert_close(mine.double(), theirs.double(), rtol=2e-3, atol=atol)
 """
 
+HARD = """
+import torch, khot
+from khot import kernels
+from khot.kernels import triton
+from tests.kernels.rows import hostile
+
+triton.BLOCK = 16
+n = {n}
+x = torch.stack(list(hostile(n).values())).float()
+torch.testing.assert_close(triton.mask(x, n // 3), khot.topk_mask(x, n // 3), rtol=0, atol=0, equal_nan=True)
+each = torch.linspace(0, n, len(x)).round().unsqueeze(-1)  # from nothing to everything
+narrow = x.bfloat16()
+torch.testing.assert_close(triton.mask(narrow, each), khot.topk_mask(narrow, each.squeeze(-1)), rtol=0, atol=0, equal_nan=True)
+some = x[[0, 5, 11, 12, 16]]  # normal, tied, -inf, +inf, nan
+hard, soft, shift = triton.forward_and_mask(some, 0.45 * n, 0.7, "sigmoid")
+torch.testing.assert_close(hard, khot.topk_mask(some, round(0.45 * n)), equal_nan=True)
+alone, t = triton.forward(some, 0.45 * n, 0.7, "sigmoid")
+assert torch.equal(soft.nan_to_num(-1), alone.nan_to_num(-1)) and torch.equal(shift, t)
+
+# The straight-through rule on these kernels, as on a GPU: the value of the hard mask, the gradient of the soft one.
+triton._takes_scores = lambda x, k=0: True
+kernels._pairs["threshold"].insert(0, (lambda *_: True, triton.Native(triton.forward, triton.backward)))
+from khot.primitives.threshold.autograd import solve_hard
+from khot.relaxations.sigmoid import SIGMOID
+leaf = torch.randn(3, n, generator=torch.Generator().manual_seed(0)).requires_grad_()
+weight = torch.randn(3, n, generator=torch.Generator().manual_seed(1))
+mine = solve_hard(leaf, n / 3, 0.7, SIGMOID)
+(found,) = torch.autograd.grad((mine * weight).sum(), leaf)
+with kernels.disabled():
+    theirs = khot.soft_topk(leaf, n / 3, 0.7, hard=True)
+    (expected,) = torch.autograd.grad((theirs * weight).sum(), leaf)
+torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+"""
+
+
+def interpret(code: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"TRITON_INTERPRET": "1"}, cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed; it has no build for this machine")
+@pytest.mark.parametrize("n", [7, pytest.param(40, marks=pytest.mark.slow)])
+def test_hard_masks_in_the_interpreter(n: int) -> None:
+    interpret(HARD.format(n=n))
+
 
 def too_old() -> bool:
     return importlib.util.find_spec("triton") is not None and version("triton") < "3.3"
@@ -53,11 +101,4 @@ def too_old() -> bool:
 @pytest.mark.parametrize("family", ["sigmoid", "euclidean", "laplace", "gaussian"])
 @pytest.mark.parametrize("n", [7, pytest.param(1, marks=pytest.mark.slow), pytest.param(40, marks=pytest.mark.slow)])
 def test_in_the_interpreter(family: str, n: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CODE.format(family=family, n=n)],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    interpret(CODE.format(family=family, n=n))

@@ -60,6 +60,39 @@ def backward(
     return gx, gk if grad_k else None, gtau if x is not None else None
 
 
+def mask(x: Tensor, k: Tensor | int) -> Tensor:
+    """Like :func:`khot.kernels.select.mask`."""
+    x = x.detach().contiguous()
+    out, n = torch.empty_like(x), x.shape[-1]
+    if x.numel():
+        _hard().hard[(x.numel() // n,)](x, out, *_whole(k, x), n, BLOCK=_block(n))
+    return out
+
+
+def forward_and_mask(x: Tensor, k: float, tau: float, family: str) -> tuple[Tensor, Tensor, Tensor]:
+    """The hard mask, the soft one and the thresholds as a float64 column, in one launch; the hard mask rounds a fractional ``k``."""
+    x = x.detach().contiguous()
+    hard, y, n = torch.empty_like(x), torch.empty_like(x), x.shape[-1]
+    t = x.new_empty((*x.shape[:-1], 1), dtype=torch.float64)
+    if x.numel():
+        _hard().both[(x.numel() // n,)](
+            x, y, hard, *_per_row(k, x), _whole(round(k), x)[0], *_per_row(tau, x), t, n, FAMILY=FAMILIES[family], BLOCK=_block(n)
+        )  # fmt: skip
+    return hard, y, t
+
+
+def _whole(k: Tensor | int, x: Tensor) -> tuple[Tensor, int]:
+    """:func:`_per_row` for whole numbers."""
+    values, stride = _per_row(k, x)
+    return values.to(torch.int64), stride
+
+
+def _hard() -> Any:
+    from khot.kernels import triton_hard
+
+    return triton_hard
+
+
 def _rows() -> Any:
     from khot.kernels import triton_rows
 
@@ -80,15 +113,13 @@ def _per_row(value: Number, x: Tensor) -> tuple[Tensor, int]:
 
 
 def _takes(family: str, x: Tensor, k: Number, tau: Number) -> bool:
-    return (
-        x.is_cuda
-        and not torch.compiler.is_compiling()
-        and is_bare(x)
-        and family in _CURVELESS
-        and x.dtype in DTYPES
-        and not is_traced()
-        and installed()
-    )
+    return family in _CURVELESS and _takes_scores(x)
+
+
+def _takes_scores(x: Tensor, k: Tensor | int = 0) -> bool:
+    return x.is_cuda and not torch.compiler.is_compiling() and is_bare(x) and x.dtype in DTYPES and not is_traced() and installed()
 
 
 register("threshold", _takes, Native(forward, backward))
+register("mask", _takes_scores, mask)
+register("threshold and mask", _takes, forward_and_mask)

@@ -100,13 +100,8 @@ def middle(low, high):
 
 
 @triton.jit
-def forward(x, y, k_values, k_stride, tau_values, tau_stride, t_out, n, FAMILY: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    x += row * n
-    y += row * n
-    k = tl.load(k_values + row * k_stride)
-    tau = tl.load(tau_values + row * tau_stride)
-    inv_tau = (1 / tau).to(tl.float32)
+def look(x, n, BLOCK: tl.constexpr):
+    """The range of the finite scores; how many are +inf, above -inf, nan."""
     lowest = tl.full((), LARGE, tl.float32)
     highest = tl.full((), -LARGE, tl.float32)
     certain = tl.zeros((), tl.float64)
@@ -121,10 +116,20 @@ def forward(x, y, k_values, k_stride, tau_values, tau_stride, t_out, n, FAMILY: 
         certain += tl.sum((value == float("inf")).to(tl.float64))
         present += tl.sum((value > float("-inf")).to(tl.float64))
         lost += tl.sum((value != value).to(tl.int32))
-    solvable = (k > certain) & (k < present) & (lost == 0) & (tau > 0)
-    # The bracket F^-1 would give, widened to what holds for all four families.
+    return lowest, highest, certain, present, lost
+
+
+@triton.jit
+def reach_of(k, tau, certain, present):
+    """How far beyond the finite scores the threshold may lie: what F^-1 would give, widened to what holds for all four families."""
     share = tl.maximum((k - certain) / tl.maximum(present - certain, 1.0), 1e-30)
-    reach = (tau * tl.maximum(-tl.log(tl.minimum(share, 0.5)), -tl.log(tl.maximum(1 - tl.maximum(share, 0.5), 1e-30)))).to(tl.float32)
+    return (tau * tl.maximum(-tl.log(tl.minimum(share, 0.5)), -tl.log(tl.maximum(1 - tl.maximum(share, 0.5), 1e-30)))).to(tl.float32)
+
+
+@triton.jit
+def approach(x, n, k, tau, lowest, highest, reach, solvable, FAMILY: tl.constexpr, BLOCK: tl.constexpr):
+    """A float32 ``t`` near the threshold, and the step in ``u`` that is left."""
+    inv_tau = (1 / tau).to(tl.float32)
     low = tl.maximum(lowest - reach - tl.abs(lowest) * 1e-6, -LARGE)
     high = tl.minimum(highest + reach + tl.abs(highest) * 1e-6, LARGE)
     t = lowest + 0.5 * (highest - lowest)
@@ -153,6 +158,12 @@ def forward(x, y, k_values, k_stride, tau_values, tau_stride, t_out, n, FAMILY: 
         t = tl.where(near, t, tl.where(closed, end, tl.where(inside, leap, mid)))
         near = near | closed
         i += 1
+    return t, step
+
+
+@triton.jit
+def polish(x, n, k, t, step, inv_tau, solvable, FAMILY: tl.constexpr, BLOCK: tl.constexpr):
+    """The ``s`` of ``u = (x - t) / tau + s``, and a last step in the values themselves, which spreads what rounding leaves of the sum."""
     s, s_low, s_high = step, tl.full((), -800.0, tl.float32), tl.full((), 800.0, tl.float32)
     done = ~solvable
     i = 0
@@ -166,10 +177,19 @@ def forward(x, y, k_values, k_stride, tau_values, tau_stride, t_out, n, FAMILY: 
         done = (tl.abs(newton - s) <= 1e-7 * tl.maximum(tl.abs(s), 1e-3)) | (tl.abs(excess) <= 1e-7 * tl.minimum(k, 1.0))
         s = tl.where(done, s, tl.where(inside, newton, 0.5 * (s_low + s_high)))
         i += 1
-    # What rounding leaves of the sum is spread by a last step in the values themselves.
     total, slope = evaluate(x, n, t, s, inv_tau, FAMILY, BLOCK)
     rest = tl.where(slope > 0, (k - total) / tl.maximum(slope, 1e-300), 0.0)
-    rest = tl.where(tl.abs(rest) < 1e-3, rest, 0.0).to(tl.float32)
+    return s, tl.where(tl.abs(rest) < 1e-3, rest, 0.0).to(tl.float32)
+
+
+@triton.jit
+def solve(x, y, k, tau, n, FAMILY: tl.constexpr, BLOCK: tl.constexpr):
+    """Write the mask of one row; return its threshold."""
+    inv_tau = (1 / tau).to(tl.float32)
+    lowest, highest, certain, present, lost = look(x, n, BLOCK)
+    solvable = (k > certain) & (k < present) & (lost == 0) & (tau > 0)
+    t, step = approach(x, n, k, tau, lowest, highest, reach_of(k, tau, certain, present), solvable, FAMILY, BLOCK)
+    s, rest = polish(x, n, k, t, step, inv_tau, solvable, FAMILY, BLOCK)
     shared = tl.where(certain > 0, tl.minimum(k / tl.maximum(certain, 1.0), 1.0), 1.0).to(tl.float32)
     flat = tl.where(k >= present, 1.0, 0.0)
     lost_row = (lost > 0) | (k != k) | ~(tau > 0)
@@ -182,7 +202,15 @@ def forward(x, y, k_values, k_stride, tau_values, tau_stride, t_out, n, FAMILY: 
         mask = tl.where(value == float("inf"), shared, tl.where(value == float("-inf"), 0.0, mask))
         mask = tl.where(lost_row, float("nan"), mask)
         tl.store(y + at, mask.to(y.dtype.element_ty), mask=at < n)
-    tl.store(t_out + row, tl.where(solvable, t.to(tl.float64) - (s + rest).to(tl.float64) * tau, 0.0))
+    return tl.where(solvable, t.to(tl.float64) - (s + rest).to(tl.float64) * tau, 0.0)
+
+
+@triton.jit
+def forward(x, y, k_values, k_stride, tau_values, tau_stride, t_out, n, FAMILY: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    k = tl.load(k_values + row * k_stride)
+    tau = tl.load(tau_values + row * tau_stride)
+    tl.store(t_out + row, solve(x + row * n, y + row * n, k, tau, n, FAMILY, BLOCK))
 
 
 @triton.jit

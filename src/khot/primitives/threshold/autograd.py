@@ -118,6 +118,27 @@ class _Fused(Function):
 _apply_fused = super(Function, _Fused).apply  # pyright: ignore[reportAttributeAccessIssue]
 
 
+class _FusedHard(Function):
+    """The hard mask with the gradient of the soft one, both from one visit of the rows; ``k`` and ``tau`` are numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, k: float, tau: float, family: Family, native: Any) -> Tensor:
+        hard, y, _ = native(scores, k, tau, family.kernel)
+        ctx.save_for_backward(y)
+        ctx.rest = family, kernels.pick("threshold", family.kernel, scores, k, tau), tau, False
+        return hard
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _Fused.backward(ctx, grad)
+
+
+def solve_hard(scores: Tensor, k: float, tau: float, family: Family) -> Tensor | None:
+    """The hard mask with the gradient of the soft one, where one kernel makes both."""
+    native = None if in_forward_mode() else kernels.pick("threshold and mask", family.kernel, scores, k, tau)
+    return None if native is None else _FusedHard.apply(scores, k, tau, family, native)
+
+
 class _Rule(Function):
     """Mask and threshold, with ``k`` and ``tau`` already columns, and their derivatives in both modes."""
 
