@@ -10,7 +10,7 @@ import torch
 Coder = Callable[[np.ndarray, np.ndarray, int, float | None], np.ndarray]  # (x, atoms, k, error) -> codes
 Learner = Callable[[np.ndarray, int, int, float | None, int], np.ndarray]
 
-PASSES = {"khot": 10, "ksvd": 10, "sklearn": 2}  # over the patches; the lasso takes milliseconds for each
+PASSES = {"khot": 6, "ksvd": 10, "sklearn": 2}  # over the patches; the lasso takes milliseconds for each
 ALPHA = 1.0  # the L1 penalty of scikit-learn's learning, for patches of variance 1
 
 

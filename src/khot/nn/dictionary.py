@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from khot._tensors import Number, readable, wide_dtype, work_dtype
 from khot.checks import check_per_row, check_scores
-from khot.primitives.pursuit import least_squares, matching_pursuit
+from khot.primitives.pursuit import START, least_squares, matching_pursuit
 
 CHUNK = 1 << 21  # numbers that the pursuit of one chunk of rows keeps: about the cache
 
@@ -90,7 +90,7 @@ class Dictionary(nn.Module):
             unit = self.components.to(rows.dtype)
             wide = unit.to(wide_dtype(rows))
             gram = wide @ wide.mT
-            size = max(1, CHUNK // (self.num_atoms * min(k, self.dim)))
+            size = max(1, CHUNK // (self.num_atoms * (k if error is None else min(k, START))))
             parts = [_code(part, unit, gram, k, bound) for part, bound in _chunks(rows, limit, size)]
         return torch.cat(parts).view(*x.shape[:-1], self.num_atoms).to(x.dtype)
 
@@ -114,8 +114,9 @@ class Dictionary(nn.Module):
             return x.new_zeros(())
         codes, atoms = self.encode(x, error=error), self.components
         left = x - codes @ atoms
-        self.moments.mul_(keep).addmm_(codes.mT, codes)
-        self.cross.mul_(keep).addmm_(codes.mT, x)
+        coded = (codes != 0).any(1)
+        self.moments.mul_(keep).addmm_(codes[coded].mT, codes[coded])
+        self.cross.mul_(keep).addmm_(codes[coded].mT, x[coded])
         self.used.mul_(keep).add_((codes != 0).sum(0).to(self.used.dtype))
         for _ in range(sweeps):
             _fit_atoms(atoms, self.moments, self.cross)
@@ -185,12 +186,19 @@ def _code(x: Tensor, unit: Tensor, gram: Tensor, k: int, limit: Tensor | None) -
     scale = x.detach().abs().amax(-1, keepdim=True)
     scale = torch.where(scale > 0, scale, 1.0)  # squares of huge or tiny rows would leave the range
     x = x / scale
-    limit = None if limit is None else (limit / scale.squeeze(-1)).square()
-    correlation = x @ unit.mT
     energy = x.detach().square().sum(-1)
+    if limit is None:
+        return scale * _pursue(x, unit, gram, energy, k, None)
+    limit = (limit / scale.squeeze(-1)).square()
+    need = (energy > limit).nonzero().squeeze(1)
+    codes = _pursue(x[need], unit, gram, energy[need], k, limit[need])
+    return scale * x.new_zeros(len(x), len(unit)).index_copy(0, need, codes)
+
+
+def _pursue(x: Tensor, unit: Tensor, gram: Tensor, energy: Tensor, k: int, limit: Tensor | None) -> Tensor:
+    correlation = x @ unit.mT
     support = matching_pursuit(correlation.detach(), gram.detach().to(x.dtype), energy, k, limit)
-    values = scale * least_squares(correlation, gram, support)
-    return torch.zeros_like(correlation).scatter_add(1, support.indices, values)
+    return torch.zeros_like(correlation).scatter_add(1, support.indices, least_squares(correlation, gram, support))
 
 
 def doubles(atoms: Tensor, used: Tensor, most: float = 0.99) -> Tensor:
@@ -204,9 +212,10 @@ def doubles(atoms: Tensor, used: Tensor, most: float = 0.99) -> Tensor:
 
 def _fit_atoms(atoms: Tensor, moments: Tensor, cross: Tensor) -> None:
     """Block coordinate descent in place: every atom the best one for the codes, given the others."""
-    weight = moments.diagonal()
-    for atom in (weight > 0).nonzero().squeeze(1).tolist():
-        better = atoms[atom] + (cross[atom] - moments[atom] @ atoms) / weight[atom]
-        norm = better.norm()
-        if norm > 0:
-            atoms[atom] = better / norm
+    there = (moments.diagonal() > 0).tolist()
+    tiny = torch.finfo(atoms.dtype).tiny
+    others = (moments - moments.diagonal().diag()).unbind()  # the atom's own part only sets the length
+    for atom, weights, target, used in zip(atoms.unbind(), others, cross.unbind(), there, strict=True):
+        if used:
+            better = torch.addmv(target, atoms.mT, weights, alpha=-1)
+            torch.div(better, better.norm().clamp(min=tiny), out=atom)

@@ -77,7 +77,8 @@ class TopKDictionary(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             losses = [self._learn(x[rows], keep) for rows in parts]
             self.errors_.append(float(np.mean(losses)))
         self.n_iter_ = self.max_iter
-        self.dictionary_.renew(x, error=self.error)
+        if bool((self.dictionary_.used < 1).any()):  # in about the last pass
+            self.dictionary_.renew(x, error=self.error)
         return self
 
     def partial_fit(self, X: Any, y: Any = None) -> TopKDictionary:
