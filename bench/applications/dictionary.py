@@ -116,12 +116,6 @@ def tables(rows: list[dict[str, Any]]) -> list[Table]:
     made = []
     for picture in dict.fromkeys(row["picture"] for row in rows):
         noisy, held = ([row for row in rows if (row["table"], row["picture"]) == (name, picture)] for name in COUNT)
-        for title, value, digits in (
-            ("PSNR", "psnr", 2),
-            ("processor seconds of learning", "fit_seconds", 1),
-            ("atoms a patch", "atoms_a_patch", 2),
-        ):
-            made.append(pivot(f"{picture} with noise {SIGMA:g}: {title}", noisy, "row", "table", value, digits=digits))
         for title, value, digits in SHOWN:
             made.append(pivot(f"{picture} with noise {SIGMA:g}: {title}", noisy, "row", "table", value, digits=digits))
             made.append(pivot(f"held-out patches of {picture}: {title}", held, "row", "k", value, digits=digits))

@@ -189,9 +189,9 @@ def _code(x: Tensor, unit: Tensor, gram: Tensor, k: int, limit: Tensor | None) -
     energy = x.detach().square().sum(-1)
     if limit is None:
         return scale * _pursue(x, unit, gram, energy, k, None)
-    limit = (limit / scale.squeeze(-1)).square()
-    need = (energy > limit).nonzero().squeeze(1)
-    codes = _pursue(x[need], unit, gram, energy[need], k, limit[need])
+    bound = (limit / scale.squeeze(-1)).square()
+    need = (energy > bound).nonzero().squeeze(1)
+    codes = _pursue(x[need], unit, gram, energy[need], k, bound[need])
     return scale * x.new_zeros(len(x), len(unit)).index_copy(0, need, codes)
 
 

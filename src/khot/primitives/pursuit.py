@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-START = 8  # places that a row has at first where an error decides how many it needs
+START = 4  # places that a row has at first where an error decides how many it needs
 
 
 class Support(NamedTuple):
