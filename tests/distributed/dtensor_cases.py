@@ -39,13 +39,13 @@ def both(mesh: Any, placements: tuple[Any, ...], call: Callable[..., Any], weigh
     assert tuple(found.placements) == placements and found.shape == expected.shape
     (found * distribute_tensor(weight, mesh, placements)).sum().backward()
     close(found.detach().full_tensor(), expected.detach(), 8)
-    assert tuple(placed.grad.placements) == placements
+    assert tuple(placed.grad.placements) == placements, (placed.grad.placements, placements)
     close(placed.grad.full_tensor(), first.grad, 32)
     for mine, whole in zip(rest, others, strict=True):
         close(mine.grad, whole.grad, 64)
 
 
-@case(2, 4)
+@case(2, 4, since=(2, 7))  # before, DTensor's own backward fails on a square mesh
 def soft_masks_of_dtensors(rank: int, world: int) -> None:
     x, weight = rand(5, 11), rand(5, 11, seed=1)
     k, tau = torch.tensor([1.0, 2.5, 3.0, 4.0, 9.0]).double(), torch.tensor(0.7).double()
@@ -120,7 +120,7 @@ def _same_everywhere(values: Tensor) -> None:
     assert torch.equal(values, most), "processes that hold the same rows drew different masks"
 
 
-@case(2, 4)
+@case(2, 4, since=(2, 7))  # before, DTensor's own backward fails on a square mesh
 def losses_of_dtensors(rank: int, world: int) -> None:
     from torch.distributed.tensor import distribute_tensor
 
@@ -158,7 +158,7 @@ def refusals_of_dtensors(rank: int, world: int) -> None:
     assert_close(khot.soft_topk(placed, 2).full_tensor(), khot.soft_topk(x, 2))
 
 
-@case(2, slow=True)
+@case(2, slow=True, since=(2, 7))
 def compiled_dtensors(rank: int, world: int) -> None:
     """One graph, the collectives inside of its operators."""
     from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh

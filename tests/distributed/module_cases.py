@@ -123,7 +123,7 @@ def steps(model: nn.Module, wrapped: nn.Module, x: Tensor, number: int = 3) -> l
     return [value.full_tensor() if hasattr(value, "full_tensor") else value.detach() for value in model.parameters()]  # pyright: ignore[reportCallIssue]
 
 
-@case(2)
+@case(2, since=(2, 7))  # before, fully_shard does not run on CPUs
 def data_parallel(rank: int, world: int) -> None:
     from torch.distributed.fsdp import fully_shard
 

@@ -24,11 +24,15 @@ class Case(NamedTuple):
 CASES: dict[str, Case] = {}
 
 
-def case(*worlds: int, slow: bool = False) -> Callable[[Run], Run]:
-    """File a function of ``(rank, world)`` for these numbers of processes; a slow one runs where it is asked for by name."""
+def case(*worlds: int, slow: bool = False, since: tuple[int, int] = (2, 6)) -> Callable[[Run], Run]:
+    """File a function of ``(rank, world)`` for these numbers of processes; a slow one runs where it is asked for by name.
+
+    ``since`` is the torch release from which on torch itself can do what the case needs.
+    """
 
     def file(run: Run) -> Run:
-        CASES[run.__name__] = Case(run, worlds, slow)
+        if tuple(int(part) for part in torch.__version__.split(".")[:2]) >= since:
+            CASES[run.__name__] = Case(run, worlds, slow)
         return run
 
     return file

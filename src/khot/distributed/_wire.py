@@ -18,7 +18,7 @@ from khot.primitives.threshold.rows import LOCAL, Rows, wide_sum
 SHORT = 1024
 
 
-class _Total(Function):
+class Total(Function):
     """The sum over ranks, one quantity that all of them know: its gradient is the same everywhere and is that of every term."""
 
     @staticmethod
@@ -34,7 +34,7 @@ class _Total(Function):
 
 
 class _Shared(Function):
-    """One quantity handed to every rank: its gradient is the sum of what the ranks found. The adjoint of :class:`_Total`."""
+    """One quantity handed to every rank: its gradient is the sum of what the ranks found. The adjoint of :class:`Total`."""
 
     @staticmethod
     def forward(ctx: Any, whole: Tensor, group: Any) -> Tensor:
@@ -43,7 +43,7 @@ class _Shared(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _Shared.apply(_Total.apply(grad, ctx.group), ctx.group), None
+        return _Shared.apply(Total.apply(grad, ctx.group), ctx.group), None
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Wire:
 
     def total(self, part: Tensor) -> Tensor:
         """The sum over ranks, differentiable."""
-        return part if self.alone else _Total.apply(part, self.group)
+        return part if self.alone else Total.apply(part, self.group)
 
     def gather(self, part: Tensor) -> Tensor:
         """The tensors of all ranks, stacked in front; they have one shape. Without gradient."""

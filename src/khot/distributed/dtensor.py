@@ -6,6 +6,7 @@ shards the items calls the verb of :mod:`khot.distributed` over its group.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from khot.distributed import loss as sharded_loss
 from khot.distributed import sampling as sharded_sampling
 from khot.distributed import soft as sharded_soft
 from khot.distributed._meet import digest
+from khot.distributed._wire import Total
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,11 @@ class Placed:
         return self.mesh.get_group(self.over)
 
     @property
+    def row_shape(self) -> tuple[int, ...]:
+        """The whole shape without the items."""
+        return (*self.shape[: self.items], *self.shape[self.items + 1 :])
+
+    @property
     def rows(self) -> tuple[Any, ...]:
         """The placements of what has one number for each row."""
         return tuple(_moved(place, self.items, -1) for place in self.placements)
@@ -80,13 +87,16 @@ class Placed:
         """A per-row ``k`` or ``tau``, of which every process has the whole or which is a DTensor: this process's rows of it."""
         if not isinstance(value, Tensor):
             return value
+        check_per_row(name, value, torch.empty(self.shape, device="meta"), self.items)
+        wide = value.expand(self.row_shape)
+        placed = wide if is_dtensor(wide) else self.everywhere(wide)
+        return placed.redistribute(placements=self.rows).to_local()
+
+    def everywhere(self, value: Tensor) -> Any:
+        """What every process has the same copy of, as a DTensor."""
         from torch.distributed.tensor import DTensor, Replicate
 
-        check_per_row(name, value, torch.empty(self.shape, device="meta"), self.items)
-        rows = (*self.shape[: self.items], *self.shape[self.items + 1 :])
-        wide = value.expand(rows)
-        placed: Any = wide if is_dtensor(wide) else DTensor.from_local(wide, self.mesh, [Replicate()] * self.mesh.ndim, run_check=False)
-        return placed.redistribute(placements=self.rows).to_local()
+        return DTensor.from_local(value, self.mesh, [Replicate()] * self.mesh.ndim, run_check=False)
 
     def seed(self, generator: Generator | None) -> Generator:
         """A generator that is the same where the rows are, and another where they are others; the mesh's first process draws it."""
@@ -198,13 +208,14 @@ def topk_loss(scores: Any, target: Any, tau: Number, *, dim: int, reduction: str
     placed = Placed.of(scores, dim)
     x, goal, over = placed.local(scores), _goal(placed, target), placed.beside(tau, "tau")
     rows = placed.choose(loss.topk_loss, sharded_loss.topk_loss, x, goal, over, reduction="none", **named)
-    whole = placed.whole(rows, (*placed.shape[: placed.items], *placed.shape[placed.items + 1 :]), placed.rows)
     if reduction == "none":
-        return whole
-    from torch.distributed.tensor import Replicate
-
-    total = whole.sum().redistribute(placements=[Replicate()] * placed.mesh.ndim)
-    return total / whole.numel() if reduction == "mean" else total  # a mean of means would be wrong for shards of different lengths
+        return placed.whole(rows, placed.row_shape, placed.rows)
+    total = rows.sum()
+    for i, place in enumerate(placed.rows):
+        if place.is_shard():
+            total = Total.apply(total, placed.mesh.get_group(i))
+    # A mean of means would be wrong for shards of different lengths.
+    return placed.everywhere(total / math.prod(placed.row_shape) if reduction == "mean" else total)
 
 
 def _goal(placed: Placed, target: Any) -> Tensor:
@@ -212,11 +223,8 @@ def _goal(placed: Placed, target: Any) -> Tensor:
     if not isinstance(target, Tensor) or tuple(target.shape) != placed.shape:
         came = tuple(target.shape) if isinstance(target, Tensor) else type(target).__name__
         raise ValueError(f"target must be a mask of the scores' shape {placed.shape} where the scores are a DTensor, got {came}")
-    from torch.distributed.tensor import DTensor, Replicate
-
-    if not is_dtensor(target):
-        target = DTensor.from_local(target, placed.mesh, [Replicate()] * placed.mesh.ndim, run_check=False)
-    return placed.local(target.redistribute(placements=placed.placements))  # pyright: ignore[reportAttributeAccessIssue]
+    whole: Any = target if is_dtensor(target) else placed.everywhere(target)
+    return placed.local(whole.redistribute(placements=placed.placements))
 
 
 def _signed(x: Tensor, largest: bool) -> Tensor:
