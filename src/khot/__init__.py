@@ -54,6 +54,7 @@ if _TYPE_CHECKING:
     from khot import linear_bounds as linear_bounds
     from khot import models as models
     from khot import nn as nn
+    from khot.beams import beam_search as beam_search
     from khot.linear_bounds import certify_topk as certify_topk
     from khot.models.reduction import reduce_tokens as reduce_tokens
     from khot.models.reduction import restore_tokens as restore_tokens
@@ -61,6 +62,7 @@ if _TYPE_CHECKING:
 # Rooms that not every program needs are imported when they are first asked for: the name, and where it stands.
 _LATER = {name: f"khot.{name}" for name in ("bounds", "distributed", "distributions", "estimators", "linear_bounds", "models", "nn")}
 _LATER |= {
+    "beam_search": "khot.beams",
     "certify_topk": "khot.linear_bounds",
     "reduce_tokens": "khot.models.reduction",
     "restore_tokens": "khot.models.reduction",
