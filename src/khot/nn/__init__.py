@@ -7,9 +7,14 @@ from khot.nn.differentiable_topk import DifferentiableTopK as DifferentiableTopK
 from khot.nn.experts import StackedFeedForward as StackedFeedForward
 from khot.nn.feature_selector import FeatureSelector as FeatureSelector
 from khot.nn.learned_k import LearnedK as LearnedK
+from khot.nn.libraries import FourierLibrary as FourierLibrary
+from khot.nn.libraries import FunctionLibrary as FunctionLibrary
+from khot.nn.libraries import Library as Library
+from khot.nn.libraries import PolynomialLibrary as PolynomialLibrary
 from khot.nn.moe import MoE as MoE
 from khot.nn.routing import Routing as Routing
 from khot.nn.sample_topk import SampleTopK as SampleTopK
+from khot.nn.sindy import SINDy as SINDy
 from khot.nn.soft_knn import SoftKNN as SoftKNN
 from khot.nn.soft_topk import SoftTopK as SoftTopK
 from khot.nn.sparse_autoencoder import SparseAutoencoder as SparseAutoencoder
