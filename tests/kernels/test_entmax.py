@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -154,3 +157,31 @@ def test_one_alpha_for_all_rows_as_a_tensor() -> None:
             out.append((y.detach(), *torch.autograd.grad((y * weight).sum(), alpha)))
     for mine, theirs in zip(*out, strict=True):
         assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_eight_python_threads_make_one_table() -> None:
+    """The table of an alpha that nobody has asked for yet, by eight threads at once; shrinkage by magnitude beside it."""
+    x = torch.randn(30, 200, generator=torch.Generator().manual_seed(0))
+
+    def work(_: int) -> tuple[Tensor, Tensor]:
+        return khot.soft_topk(x, 11, method="entmax", alpha=1.4321), khot.magnitude_topk(x, 11)
+
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(work, range(24)))
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_after_a_fork() -> None:
+    code = (
+        "import os, torch, khot\n"
+        "torch.set_num_threads(2)\n"
+        "f = lambda: (khot.soft_topk(x, 9, method='entmax', alpha=1.3), khot.magnitude_topk(x, 9))\n"
+        "x = torch.randn(64, 4096); before = f()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    torch.set_num_threads(1)\n"
+        "    os._exit(0 if all(torch.equal(a, b) for a, b in zip(f(), before)) else 1)\n"
+        "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
