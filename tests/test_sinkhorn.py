@@ -120,3 +120,10 @@ def test_gradient_is_that_of_the_transport_value() -> None:
 def test_too_large_a_plan_is_refused() -> None:
     with pytest.raises(ValueError, match="limit"):
         khot.sinkhorn_matrix(torch.zeros(1).expand(1 << 20), 1 << 12)
+
+
+def test_a_first_step_that_gains_little_is_not_the_last() -> None:
+    """Newton's first step may only halve an error of 1e-3; that is not rounding yet."""
+    scores = torch.randn(3, 100, generator=torch.Generator().manual_seed(154543641), dtype=torch.float64).round()
+    mask = khot.soft_topk(scores, 99, 25.6, method="sinkhorn")
+    assert_close(mask.sum(-1), torch.full((3,), 99.0, dtype=torch.float64))

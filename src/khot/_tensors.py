@@ -19,6 +19,7 @@ Number: TypeAlias = float | Tensor  # an int counts as a float to a type checker
 
 HALF = (torch.float16, torch.bfloat16)
 _KINDS = (Tensor, torch.nn.Parameter)
+is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)  # public since torch 2.7
 
 
 def _private(path: str, fallback: Callable[..., Any]) -> Callable[..., Any]:

@@ -70,12 +70,13 @@ _log = door(_log_of, name="log_soft_topk", options=None, native_half=False, frac
 def _shift(away: Tensor, k: Tensor, ordinary: Tensor, family: Family) -> Tensor:
     """What is left of the shift, and its derivative: the mean of the others' moves, weighed by their slopes."""
     assert family.log_slope is not None
+    still = away.detach()  # without tangents too, which no_grad leaves
     with torch.no_grad():
-        s = _polish(away, k, ordinary, family)
-        slope = torch.where(ordinary, family.log_slope(away + s), -torch.inf)
+        s = _polish(still, k.detach(), ordinary, family)
+        slope = torch.where(ordinary, family.log_slope(still + s), -torch.inf)
         total = slope.logsumexp(-1, keepdim=True)
         weight = torch.where(total > -torch.inf, (slope - total).exp(), 0.0)
-    s = s - (weight * (away - away.detach())).sum(-1, keepdim=True)
+    s = s - (weight * (away - still)).sum(-1, keepdim=True)
     # The derivative in k grows without bound as the row saturates.
     return s + (k - k.detach()) * (-total).clamp(max=80.0).exp()
 

@@ -160,7 +160,8 @@ def _search(places: Places) -> _State:
         if readable(state.error) and bool((state.error <= 16 * torch.finfo(state.error.dtype).eps).all()):
             break
         before, state = state.error, _leap(places, state)
-        if readable(before) and bool(((before < _NEAR) & (state.error > before / 4)).all()):  # what is left is rounding
+        small = torch.finfo(before.dtype).eps ** 0.5
+        if readable(before) and bool(((before < small) & (state.error > before / 4)).all()):  # what is left is rounding
             break
     return state
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from khot._settle import Among
-from khot._tensors import Number, column
+from khot._tensors import Number, column, is_exporting
 from khot.primitives.limits import check_size
 from khot.primitives.order import descending_order
 from khot.registry import relaxation
@@ -152,6 +152,8 @@ class _Run(NamedTuple):
 def _run(scores: Tensor, tau: Number, network: str, swap: str, presort: bool, among: Among | None) -> _Run:
     _check(network, swap)
     n = scores.shape[-1]
+    if isinstance(n, torch.SymInt) and is_exporting():
+        raise RuntimeError("network does not export with a dynamic length: its layers depend on n; export with a fixed length")
     layers, stays = _layers(network, n), []
     check_size("network", *scores.shape[:-1], len(layers), n, what="record of layers")
     ranked = scores if among is None else among.hide(scores)

@@ -78,8 +78,7 @@ def inverse_in_a(y: Tensor, a: Tensor) -> Tensor:
 
     def inside(p: Tensor) -> Tensor:
         log_p, log_q = p.log(), torch.log1p(-p)
-        whole = a + _ZERO * (a.abs() < _ZERO)  # not a constant, so that it can be differentiated again
-        u = (torch.expm1(whole * log_p) - torch.expm1(whole * log_q)) / whole
+        u = log_p * _ratio(a * log_p) - log_q * _ratio(a * log_q)
         change = log_p.square() * _curve(a * log_p) - log_q.square() * _curve(a * log_q)
         return (change - u * torch.full_like(a, 2.0).log()) / 2**a
 
@@ -100,15 +99,24 @@ def _power(p: Tensor, a: Any) -> Tensor:
     return torch.expm1(a * p.log()) / a
 
 
+def _ratio(x: Tensor) -> Tensor:
+    """``expm1(x) / x``."""
+    return _by_series(x, lambda n: 1 / (n + 1), lambda x: torch.expm1(x) / x)
+
+
 def _curve(x: Tensor) -> Tensor:
-    """``(x e^x - expm1(x)) / x^2``, by its series ``sum_n x^n / (n! (n + 2))`` where the difference would lose digits."""
+    """``(x e^x - expm1(x)) / x^2``, the derivative of :func:`_ratio`."""
+    return _by_series(x, lambda n: 1 / (n + 2), lambda x: (x * x.exp() - torch.expm1(x)) / x.square())
+
+
+def _by_series(x: Tensor, weight: Callable[[int], float], formula: Callable[[Tensor], Tensor]) -> Tensor:
+    """``formula(x)``, and near 0, where that or its derivatives would lose digits, ``sum_n weight(n) x^n / n!``."""
     small = x.abs() < 0.5
-    safe = torch.where(small, 1.0, x)
-    little, series, factor = torch.where(small, x, 0.0), torch.full_like(x, 0.5), torch.ones_like(x)
+    little, factor, series = torch.where(small, x, 0.0), torch.ones_like(x), torch.full_like(x, weight(0))
     for n in range(1, 15):
         factor = factor * little / n
-        series = series + factor / (n + 2)
-    return torch.where(small, series, (safe * safe.exp() - torch.expm1(safe)) / safe.square())
+        series = series + weight(n) * factor
+    return torch.where(small, series, formula(torch.where(small, 1.0, x)))
 
 
 def _from_foot(u: Tensor, a: Any) -> tuple[Tensor, Tensor]:
