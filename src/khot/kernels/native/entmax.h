@@ -14,7 +14,8 @@ template <class P> P bent_step(P missing, P k, P rest, P v0, P v1) {
   auto near = absolute(missing) < 0.3 * smallest(k, rest);
   if (all(near)) return select(v0 > 0.0, d, P(kNan<double>));
   // As logit_step, in every lane.
-  P s = k - missing, c = rest + missing, n = s + c, over = n / (s * c), gap = log(k * c / (rest * s));
+  P s = k - missing, c = rest + missing, n = s + c, over = n / (s * c), odds = k * c / (rest * s);
+  P gap = log(select(odds > 0.0, odds, P(1.0)));  // a logarithm of what is not positive has no bits
   P first = v0 * over, second = over * (v1 - v0 * v0 * (c - s) / (s * c)), under = first * first + 2.0 * second * gap;
   P far = select(under > 0.0, 2.0 * gap / (first + square_root(atleast(0.0, under))), gap / first);
   return select((v0 > 0.0) & (s > 0.0) & (c > 0.0), select(near, d, far), P(kNan<double>));
@@ -78,7 +79,8 @@ struct Entmax {
   // 1 / (a (p^(a - 1) + (1 - p)^(a - 1))) inside, 0 at both ends.
   template <class P, class C = typename P::T> static KHOT_INLINE P slope(P y, const KhotCurve& curve) {
     const C power = C(curve.a - 1);
-    P p = smallest(y, C(1) - y), low = power_of(atleast(std::numeric_limits<C>::min(), p), power), high = power_of(C(1) - p, power);
+    P p = smallest(y, C(1) - y), least_p = std::numeric_limits<C>::min(), safe = select(p >= least_p, p, least_p);
+    P low = power_of(safe, power), high = power_of(C(1) - safe, power);
     return select(p == p, select(p > C(0), C(1 / curve.a) / (low + high), P(0)), p);
   }
   static double quantile(double p, double complement, const KhotCurve& curve) {
