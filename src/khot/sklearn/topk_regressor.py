@@ -47,7 +47,7 @@ class TopKRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         cv: splits for ``"validation"`` (default 5 folds) and ``"stability"`` (default 20 random halves): a number of folds, a splitter of
             scikit-learn, or pairs of indices.
         agreement: for ``"stability"``, the share of splits in which all columns must be found again.
-        n_starts: random starts of the search for each ``k`` and output.
+        n_starts: random starts of the search for each ``k`` and output; None is a quarter of the columns, at least 32.
         certify: prove that the columns are the best ones, by branch and bound with at most ``max_nodes`` nodes for each ``k`` and output.
             Up to about 30 columns this usually succeeds; a better set, should one turn up, is taken.
         max_nodes: see ``certify``.
@@ -82,7 +82,7 @@ class TopKRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         shared: bool = False,
         cv: Any = None,
         agreement: float = 0.8,
-        n_starts: int = 32,
+        n_starts: int | None = None,
         certify: bool = False,
         max_nodes: int = 1_000_000,
         random_state: Any = None,
@@ -128,7 +128,7 @@ class TopKRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         return X @ self.coef_.T + self.intercept_
 
     def _search(self, samples: list[Reduced], sizes: list[int], groups: list[np.ndarray] | None, seed: int, nodes: int = 0) -> list[Fits]:
-        options: dict[str, Any] = {"alpha": float(self.alpha), "shared": bool(self.shared), "starts": int(self.n_starts)}
+        options: dict[str, Any] = {"alpha": float(self.alpha), "shared": bool(self.shared), "starts": self._starts()}
         return fit_sizes(samples, sizes, groups=groups, seed=seed, nodes=nodes, **options)
 
     def _criterion(
@@ -197,10 +197,13 @@ class TopKRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         find(dict.fromkeys(CRITERIA), self.criterion, "criterion")
         if not (isinstance(self.alpha, Real) and 0 <= self.alpha < np.inf):
             raise ValueError(f"alpha must be a finite number of at least 0, got {self.alpha!r}")
-        if not (isinstance(self.n_starts, Integral) and self.n_starts >= 0):
-            raise ValueError(f"n_starts must be a whole number of at least 0, got {self.n_starts!r}")
+        if self.n_starts is not None and not (isinstance(self.n_starts, Integral) and self.n_starts >= 0):
+            raise ValueError(f"n_starts must be a whole number of at least 0, or None, got {self.n_starts!r}")
         if not 0 < self.agreement <= 1:
             raise ValueError(f"agreement must lie in (0, 1], got {self.agreement!r}")
+
+    def _starts(self) -> int:
+        return max(32, self.n_features_in_ // 4) if self.n_starts is None else int(self.n_starts)
 
     def _groups(self) -> list[np.ndarray] | None:
         """The columns of each group."""
