@@ -64,7 +64,8 @@ def _advance(open_: _Open, done: Beams, log_probs: Tensor, rules: Rules, length:
     origin, token = places // vocabulary, places % vocabulary
     tokens = torch.cat([take(open_.tokens, origin), token.unsqueeze(2)], 2)  # (B, width, t + 1)
     ended = torch.isin(token, rules.ends) | (length == rules.length)
-    counted = ended & (torch.arange(width, device=token.device) < k) & alive.unsqueeze(1)  # only what would be kept can finish
+    kept = torch.arange(width, dtype=torch.long, device=token.device) < k  # only these can finish
+    counted = ended & kept & alive.unsqueeze(1)
     done = _merge(done, tokens, values.masked_fill(~counted, -torch.inf) / length**rules.penalty, rules, length)
     kept_values, kept = values.masked_fill(ended, -torch.inf).topk(min(k, width), dim=1)
     if kept.shape[1] < k:  # fewer candidates than beams: the vocabulary is that small

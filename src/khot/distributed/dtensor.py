@@ -87,10 +87,10 @@ class Placed:
         """A per-row ``k`` or ``tau``, of which every process has the whole or which is a DTensor: this process's rows of it."""
         if not isinstance(value, Tensor):
             return value
-        check_per_row(name, value, torch.empty(self.shape, device="meta"), self.items)
+        check_per_row(name, value, torch.empty(self.shape, dtype=torch.float32, device="meta"), self.items)
         wide = value.expand(self.row_shape)
         placed = wide if is_dtensor(wide) else self.everywhere(wide)
-        return placed.redistribute(placements=self.rows).to_local()
+        return placed.redistribute(placements=self.rows).to_local()  # pyright: ignore[reportAttributeAccessIssue]
 
     def everywhere(self, value: Tensor) -> Any:
         """What every process has the same copy of, as a DTensor."""
@@ -112,7 +112,7 @@ class Placed:
         """The DTensor of this shape that the processes hold the parts of."""
         from torch.distributed.tensor import DTensor
 
-        stride = torch.empty(shape, device="meta").stride()
+        stride = torch.empty(shape, dtype=torch.float32, device="meta").stride()
         return DTensor.from_local(local.contiguous(), self.mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
 
     def mask(self, local: Tensor) -> Any:

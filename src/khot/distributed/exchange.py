@@ -44,7 +44,7 @@ class Exchange:
         table = arriving.view(world, -1)  # (ranks, experts here)
         self.group, self.sent, self.received = group, counts.view(world, -1).sum(1).tolist(), table.sum(1).tolist()
         self.ends = table.sum(0).cumsum(0)
-        expert = torch.arange(table.shape[1], device=counts.device).repeat(world).repeat_interleave(table.flatten())
+        expert = torch.arange(table.shape[1], dtype=torch.long, device=counts.device).repeat(world).repeat_interleave(table.flatten())
         # Stable: rows of one expert stay in the order of the ranks, and of each rank's rows, as if all tokens were in one process.
         self.order = expert.argsort(stable=True)
 
@@ -54,7 +54,7 @@ class Exchange:
 
     def back(self, rows: Tensor) -> Tensor:
         """What the experts made of this rank's rows, in the order in which they were sent."""
-        home = torch.empty_like(self.order).scatter_(0, self.order, torch.arange(len(self.order), device=rows.device))
+        home = torch.empty_like(self.order).scatter_(0, self.order, torch.arange(len(self.order), dtype=torch.long, device=rows.device))
         return _AllToAll.apply(rows.index_select(0, home), self.received, self.sent, self.group)
 
 

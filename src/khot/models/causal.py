@@ -89,7 +89,7 @@ def _read_prompt(model: nn.Module, tokens: Tensor, mask: Tensor, beams: int) -> 
     """The prompt but for its last token, read once and given to every beam."""
     from transformers import DynamicCache
 
-    cache = DynamicCache(config=model.config)
+    cache = DynamicCache(config=model.config)  # pyright: ignore[reportArgumentType]
     if tokens.shape[1]:
         places = (mask.cumsum(1) - 1).clamp(min=0)
         cache = model(tokens, attention_mask=mask, position_ids=places, past_key_values=cache, use_cache=True).past_key_values

@@ -73,7 +73,7 @@ class MoE(nn.Module):
 
     def forward(self, x: Tensor) -> Mixture:
         """``(..., dim) -> (..., out)`` and the routing."""
-        routing = self.router.route(x, self.group)
+        routing = self.router.route(x) if self.group is None else self.router.route(x, self.group)
         if self.capacity is not None and routing.choice == "token":
             routing = routing._replace(weights=routing.weights * self._kept(routing))
         plan = _plan(routing, sparse=self.capacity is not None or self.group is not None or isinstance(self.experts, nn.ModuleList))

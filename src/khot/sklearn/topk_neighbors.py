@@ -57,7 +57,7 @@ class _TopKNeighbors(BaseEstimator):
     def embed(self, X: Any) -> np.ndarray:
         """What the network makes of the rows, ``(n_samples, embedding)``."""
         check_is_fitted(self)
-        return self._embed(validate_data(self, X, dtype=np.float64, reset=False)).numpy()
+        return self._embed(validate_data(self, X, dtype=np.float64, reset=False)).numpy()  # pyright: ignore[reportArgumentType]
 
     def kneighbors(self, X: Any, n_neighbors: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Distances and indices of the nearest rows of the training data in the embedding, nearest first."""
@@ -65,7 +65,7 @@ class _TopKNeighbors(BaseEstimator):
         k = self.k if n_neighbors is None else n_neighbors
         if not 1 <= k <= len(self.points_):
             raise ValueError(f"n_neighbors must be between 1 and n_samples={len(self.points_)}, got {k}")
-        query = self._embed(validate_data(self, X, dtype=np.float64, reset=False))
+        query = self._embed(validate_data(self, X, dtype=np.float64, reset=False))  # pyright: ignore[reportArgumentType]
         found = nearest(self.points_, query, k, search=self.search)
         return found.distances.clamp(min=0).sqrt().numpy(), found.indices.numpy()
 

@@ -148,7 +148,7 @@ class TopKRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         if self.criterion == "elbow":
             return self._elbow(whole, fits, sizes)
         default = 5 if self.criterion == "validation" else ShuffleSplit(20, train_size=0.5, random_state=random.randint(2**31 - 1))
-        splits = list(check_cv(default if self.cv is None else self.cv).split(X, y))
+        splits = list(check_cv(default if self.cv is None else self.cv).split(X, y))  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
         inside = [np.isin(np.arange(len(X)), train) * weight for train, _ in splits]
         parts = self._search([reduce(X, y, part, self.fit_intercept) for part in inside], sizes, groups, int(random.randint(2**31 - 1)))
         if self.criterion == "validation":

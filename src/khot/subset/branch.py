@@ -33,7 +33,7 @@ def prove(problem: Problem, which: int, support: Tensor, nodes: int) -> tuple[Te
     size = int(support.sum())
     x, y = _columns(problem, which)
     best, best_loss = support, float(_loss(x, y, support.unsqueeze(0))[0])
-    none = torch.zeros((1, problem.num_groups), dtype=torch.bool)
+    none = torch.zeros((1, problem.num_groups), dtype=torch.bool, device="cpu")
     stack, seen = [_Nodes(none, ~none)], 0
     while stack:
         here = _take(stack)
@@ -81,8 +81,8 @@ def _triangle(x: Tensor, y: Tensor, allowed: Tensor) -> Tensor:
     columns = (x * allowed[:, None, :, None]).flatten(2)  # (B, q, p)
     p, w = groups * g, y.shape[1]
     top = torch.cat([columns, y.expand(len(allowed), q, w)], 2)
-    ridge = torch.eye(p, p + w, dtype=x.dtype).mul(RIDGE**0.5).expand(len(allowed), p, p + w)
-    floor = torch.zeros((len(allowed), max(0, w - q), p + w), dtype=x.dtype)  # at least as many rows as columns
+    ridge = torch.eye(p, p + w, dtype=x.dtype, device=x.device).mul(RIDGE**0.5).expand(len(allowed), p, p + w)
+    floor = torch.zeros((len(allowed), max(0, w - q), p + w), dtype=x.dtype, device=x.device)  # at least as many rows as columns
     return torch.linalg.qr(torch.cat([top, ridge, floor], 1), mode="r").R
 
 
@@ -91,7 +91,7 @@ def _bounds(x: Tensor, y: Tensor, here: _Nodes) -> tuple[Tensor, Tensor]:
     _, groups, g = x.shape
     p, w = groups * g, y.shape[1]
     r = _triangle(x, y, here.allowed)
-    inverse = torch.linalg.solve_triangular(r[:, :p, :p], torch.eye(p, dtype=x.dtype).expand(len(r), p, p), upper=True)
+    inverse = torch.linalg.solve_triangular(r[:, :p, :p], torch.eye(p, dtype=x.dtype, device=x.device).expand(len(r), p, p), upper=True)
     weights = inverse @ r[:, :p, p:]  # (B, p, w)
     rows = inverse.reshape(len(r), groups, g, p)
     blocks, own = rows @ rows.mT, weights.reshape(len(r), groups, g, w)

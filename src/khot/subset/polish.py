@@ -17,7 +17,7 @@ def polish(problem: Problem, sets: Sets) -> Sets:
     This is also the check of the search: a set that comes back as it was is a local optimum, computed in another way.
     """
     support, loss = sets.support.clone(), exact_loss(problem, sets.which, sets.support)
-    moving = torch.arange(len(support), device=support.device)
+    moving = torch.arange(len(support), dtype=torch.long, device=support.device)
     for _ in range(ROUNDS):
         if not len(moving):
             break

@@ -41,9 +41,9 @@ def best_subsets(problem: Problem, sizes: Sequence[int], *, num_starts: int = NU
     ended = _first(descend(problem, which, support), problem.num_groups, FINALISTS)
     best = _first(polish(problem, ended), problem.num_groups, 1)
     count = (best.support < problem.num_groups).sum(1)
-    masks = torch.zeros((len(sizes), len(problem.total), problem.num_groups + 1), dtype=torch.bool)
-    losses = torch.zeros((len(sizes), len(problem.total)), dtype=torch.float64)
-    row = torch.searchsorted(torch.tensor(sizes), count)
+    masks = torch.zeros((len(sizes), len(problem.total), problem.num_groups + 1), dtype=torch.bool, device="cpu")
+    losses = torch.zeros((len(sizes), len(problem.total)), dtype=torch.float64, device="cpu")
+    row = torch.searchsorted(torch.tensor(sizes, dtype=torch.long, device="cpu"), count)
     losses[row, best.which] = best.loss
     masks[row.unsqueeze(1), best.which.unsqueeze(1), best.support] = True
     found = Found(masks[..., :-1], losses, torch.zeros_like(losses, dtype=torch.bool))
@@ -57,7 +57,7 @@ def _proven(problem: Problem, found: Found, nodes: int) -> Found:
         for which in range(support.shape[1]):
             support[row, which], proven[row, which] = prove(problem, which, support[row, which], nodes)
             chosen = support[row, which].nonzero().T
-            loss[row, which] = exact_loss(problem, torch.tensor([which]), chosen)[0]
+            loss[row, which] = exact_loss(problem, torch.tensor([which], dtype=torch.long, device="cpu"), chosen)[0]
     return Found(support, loss, proven)
 
 
@@ -68,5 +68,5 @@ def _first(sets: Sets, groups: int, most: int) -> Sets:
     order = order[key[order].argsort(stable=True)]  # by target and size, best first
     ranked = key[order]
     begins = torch.searchsorted(ranked, ranked)
-    kept = order[torch.arange(len(order)) - begins < most]
+    kept = order[torch.arange(len(order), dtype=torch.long, device="cpu") - begins < most]
     return Sets(sets.which[kept], sets.support[kept], sets.loss[kept])

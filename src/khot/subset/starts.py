@@ -16,12 +16,12 @@ RELAXED_STEPS = 30
 
 def starts(problem: Problem, sizes: Sequence[int], random: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Targets ``(B,)`` and sets ``(B, K)``: for every target and size one forward, one relaxed and ``random`` random starts."""
-    targets = torch.arange(len(problem.total))
+    targets = torch.arange(len(problem.total), dtype=torch.long, device="cpu")
     most, empty = max(sizes), problem.num_groups
     forward = forward_order(problem, most)  # (T, K)
     found = []
     for size, order in zip(sizes, relaxed_order(problem, sizes), strict=True):
-        drawn = torch.rand((len(targets) * random, empty), dtype=torch.float64, generator=generator).argsort(1)
+        drawn = torch.rand((len(targets) * random, empty), dtype=torch.float64, device="cpu", generator=generator).argsort(1)
         chosen = torch.cat([forward[:, :size], order[:, :size], drawn[:, :size]])
         found.append(torch.nn.functional.pad(chosen, (0, most - size), value=empty))
     which = torch.cat([targets, targets, targets.repeat_interleave(random)])
@@ -30,8 +30,8 @@ def starts(problem: Problem, sizes: Sequence[int], random: int, generator: torch
 
 def forward_order(problem: Problem, most: int) -> Tensor:
     """The groups in the order in which each lowers the loss most beside those before it, ``(T, most)``."""
-    targets = torch.arange(len(problem.total))
-    order = torch.empty((len(targets), 0), dtype=torch.int64)
+    targets = torch.arange(len(problem.total), dtype=torch.long, device="cpu")
+    order = torch.empty((len(targets), 0), dtype=torch.int64, device="cpu")
     for _ in range(most):
         order = torch.cat([order, best_addition(problem, targets, order).unsqueeze(1)], 1)
     return order
@@ -47,9 +47,9 @@ def relaxed_order(problem: Problem, sizes: Sequence[int]) -> Tensor:
     gram = problem.gram.flatten(3).flatten(1, 2)  # (S, (G + 1) g, (G + 1) g)
     step = 1 / torch.linalg.matrix_norm(gram, ord=torch.inf)[:, None, None, None]  # at least the largest eigenvalue
     moment = problem.moment.flatten(1, 2).unflatten(0, (len(gram), -1))  # (S, O, (G + 1) g, w)
-    weights = torch.zeros((len(sizes), *moment.shape), dtype=moment.dtype)
-    k = torch.tensor(sizes, dtype=moment.dtype).unsqueeze(1).expand(-1, count)
-    strength = torch.zeros((len(sizes), count, groups - 1), dtype=moment.dtype)
+    weights = torch.zeros((len(sizes), *moment.shape), dtype=moment.dtype, device="cpu")
+    k = torch.tensor(sizes, dtype=moment.dtype, device="cpu").unsqueeze(1).expand(-1, count)
+    strength = torch.zeros((len(sizes), count, groups - 1), dtype=moment.dtype, device="cpu")
     for turn in range(RELAXED_STEPS):
         weights = weights + step * (moment - gram.unsqueeze(1) @ weights)
         strength = weights.reshape(len(sizes), count, groups, -1).norm(dim=3)[..., :-1]

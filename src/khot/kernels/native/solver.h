@@ -244,7 +244,6 @@ template <class F, class C> class Solver {
     low[r] += d;
     if (!F::kCached) move_to(r, bracket[r].nearest(here(r)));
   }
-
   // ---- output ----
   // Returns by how much the sum misses k.
   double write(int r) {
@@ -269,8 +268,9 @@ template <class F, class C> class Solver {
       const double shown = 1 - off[r] / before;  // the part of the last step that it made good tells the true slope
       if (mend[r] != 0 && shown > 0.1 && shown < 10) v[0][r] *= shown;
       const double d = off[r] / v[0][r];
-      // Rounding is made good in the values, or by one more small step, before and after the careful search.
-      const bool small = d * d <= kEps<C> / 4 && (F::kMoments == 1 || off[r] * off[r] <= kEps<C> / 4 * least(k[r] * k[r], rest[r] * rest[r]));
+      // Rounding is made good in the values, or by one more small step. A curved F turns sharply at its foot: only last digits there.
+      const bool smooth = !F::kCurved || least(k[r], rest[r]) < 1e-2 || std::fabs(d) <= 16 * kEps<C> * most(1.0, std::fabs(low[r]));
+      const bool small = smooth && d * d <= kEps<C> / 4 && (F::kMoments == 1 || std::fabs(off[r]) <= std::sqrt(kEps<C>) / 2 * least(k[r], rest[r]));
       if (small && (F::kMoments > 1 || strict[r])) mend[r] += d;
       else if (attempt != 1 && std::fabs(d) < 1e-3 && (F::kMoments > 1 || strict[r])) settle(r, d);
       else retry(r, attempt);
