@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from khot._tensors import Number, column
+from khot._tensors import Number, column, is_recorded
 from khot.checks import door
 from khot.loss import threshold_family
 from khot.primitives.refuse import once
-from khot.primitives.threshold.autograd import mask_and_shift, solve_mask
+from khot.primitives.threshold.autograd import both_by_operator, mask_and_shift, solve_mask
 from khot.primitives.threshold.family import Family
 
 _ROUNDS = 12  # on a plateau the equation is straight; elsewhere the first is enough
@@ -51,7 +51,7 @@ def _log_of(scores: Tensor, k: Number, tau: Number, *, family: Family) -> Tensor
     k, tau = _once(column(k, scores)), _once(column(tau, scores))
     scores = once(scores, "log_soft_topk")
     with torch.no_grad():
-        y, t = mask_and_shift(scores, k, tau, family)
+        y, t = (both_by_operator if is_recorded() else mask_and_shift)(scores, k, tau, family)
     rest = k - (scores == torch.inf).sum(-1, keepdim=True, dtype=scores.dtype)  # those at +inf come first
     ordinary = scores.isfinite() & t.isfinite() & (rest > 0)
     ordinary = ordinary & (rest < ordinary.sum(-1, keepdim=True))

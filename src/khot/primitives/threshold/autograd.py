@@ -55,9 +55,14 @@ def solve_columns(scores: Tensor, k: Number, tau: Number, family: Family) -> Ten
 
 def by_operator(scores: Tensor, k: Number, tau: Number, family: Family, places: str = "") -> Tensor:
     """The same as one registered operator, so that no compiler unrolls the search."""
+    return both_by_operator(scores, k, tau, family, places)[0]
+
+
+def both_by_operator(scores: Tensor, k: Number, tau: Number, family: Family, places: str = "") -> tuple[Tensor, Tensor]:
+    """The mask and the threshold of every row, as one registered operator."""
     k_rows, k_value = (k, 0.0) if isinstance(k, Tensor) else (None, k)
     tau_rows, tau_value = (tau, 0.0) if isinstance(tau, Tensor) else (None, tau)
-    return torch.ops.khot.threshold_forward(scores, k_rows, k_value, tau_rows, tau_value, family.name, family.alpha, places)[0]
+    return torch.ops.khot.threshold_forward(scores, k_rows, k_value, tau_rows, tau_value, family.name, family.alpha, places)
 
 
 def _learns(k: Number, tau: Number) -> bool:
