@@ -8,8 +8,9 @@ from hypothesis import settings
 
 import khot
 
-# The one file that imports an optional dependency when it is imported itself.
-collect_ignore = [] if importlib.util.find_spec("triton") else ["src/khot/kernels/triton_rows.py"]
+# A program that changes torch for the process it runs in, and files that import an optional dependency when they are imported themselves.
+collect_ignore = ["tests/without_private_names.py"]
+collect_ignore += [] if importlib.util.find_spec("triton") else ["src/khot/kernels/triton_rows.py", "src/khot/kernels/triton_hard.py"]
 
 # Two workers on two cores: a thread pool in each would only get in the other's way.
 torch.set_num_threads(1)

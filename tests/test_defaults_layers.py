@@ -46,6 +46,11 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[Any, Tensor], Any]]] 
     "SampleTopK": (lambda: khot.nn.SampleTopK(2), plain),
     "DifferentiableTopK": (lambda: khot.nn.DifferentiableTopK(2), plain),
     "TopKLoss": (lambda: khot.nn.TopKLoss(), lambda layer, x: layer(x, (X > 0).float())),
+    "PolynomialLibrary": (lambda: khot.nn.PolynomialLibrary(8, 2), plain),
+    "FourierLibrary": (lambda: khot.nn.FourierLibrary(8, (1, 2)), plain),
+    "FunctionLibrary": (lambda: khot.nn.FunctionLibrary({"sin(x)": lambda s: s[..., 0].sin()}), plain),
+    "SINDy": (lambda: khot.nn.SINDy(khot.nn.PolynomialLibrary(8, 2), dim=8, k=2), plain),
+    "SINDy(learn_k)": (lambda: khot.nn.SINDy(khot.nn.PolynomialLibrary(8, 1), dim=8, k=2, learn_k=True), plain),
     "LearnedK": (lambda: khot.nn.LearnedK(8, 2.0), plain),
     "FeatureSelector": (lambda: khot.nn.FeatureSelector(8, 3), plain),
     "FeatureSelector(design)": (lambda: khot.nn.FeatureSelector(8, 3, design="systematic"), plain),
@@ -102,4 +107,4 @@ def test_a_layer_does_not_depend_on_the_defaults(name: str, training: bool) -> N
 
 def test_every_layer_is_in_the_table() -> None:
     modules = {name for name, value in vars(khot.nn).items() if isinstance(value, type) and issubclass(value, nn.Module)}
-    assert modules - {"Sparsifier"} <= {name.split("(")[0] for name in LAYERS}  # sparsify makes that one
+    assert modules - {"Sparsifier", "Library"} <= {name.split("(")[0] for name in LAYERS}  # sparsify makes the first; the second is a base

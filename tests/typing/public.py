@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from typing_extensions import assert_type
@@ -63,7 +65,14 @@ def a_method_of_ones_own(scores: Tensor, k: float, tau: float) -> Tensor:
     return torch.sigmoid(scores / tau)
 
 
+def a_step(tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+    return torch.zeros(*tokens.shape, 5), state
+
+
 def callables(scores: Tensor) -> None:
     assert_type(khot.soft_topk(scores, 2, method=a_method_of_ones_own), Tensor)
+    start = torch.zeros(2, dtype=torch.long)
+    assert_type(khot.beam_search(a_step, start, num_beams=2, max_length=3).sequences, Tensor)
+    assert_type(khot.beam_search(a_step, start, num_beams=2, max_length=3, tau=0.5).tokens, Tensor)
     assert_type(khot.estimators.straight_through(lambda z: z.sum(-1), scores, 2), Tensor)
     assert_type(khot.RELAXATIONS["sigmoid"].sums_to_k, bool)
