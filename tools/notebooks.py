@@ -23,6 +23,7 @@ def run(path: Path) -> dict[str, Any]:
     notebook = json.loads(path.read_text())
     names: dict[str, Any] = {"__name__": "__main__"}
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    _figures()  # those that are open already are not the notebook's
     for number, cell in enumerate(cells, 1):
         cell["execution_count"], cell["outputs"] = number, _outputs(cell, number, names, f"{path.name}, cell {number}")
     return notebook
