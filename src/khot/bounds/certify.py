@@ -70,10 +70,7 @@ def certify(model: nn.Module, x: Tensor, eps: float, *, domain: str = "affine", 
         True
     """
     plan, start = _check(model, x, eps, domain)
-    counts = dict(keep) if keep is not None else reductions(model, plan)
-    if not all(0 <= i < len(plan.blocks) and 0 < count <= plan.num_patches for i, count in counts.items()):
-        raise ValueError(f"keep must map blocks 0 to {len(plan.blocks) - 1} to 1 to {plan.num_patches} tokens, got {counts}")
-    return _pass(plan, start, x, eps, counts, {})
+    return _pass(plan, start, x, eps, _counts(model, plan, keep), {})
 
 
 def certify_cases(
@@ -93,8 +90,8 @@ def certify_cases(
     if len(x) != 1:
         raise ValueError(f"cases are enumerated for one image at a time, got a batch of {len(x)}")
     plan, start = _check(model, x, eps, domain)
-    counts = dict(keep) if keep is not None else reductions(model, plan)
-    found = certify(model, x, eps, domain=domain, keep=counts)
+    counts = _counts(model, plan, keep)
+    found = _pass(plan, start, x, eps, counts, {})
     if not counts:
         return iter([found])
     first = min(counts)
@@ -120,6 +117,13 @@ def _pass(plan: Plan, start: Any, x: Tensor, eps: float, counts: Mapping[int, in
     lower, upper = top.ends(x.dtype)
     label = top.middle.argmax(-1)
     return Certificate(lower, upper, _certain(top, label), label, decided)
+
+
+def _counts(model: nn.Module, plan: Plan, keep: Mapping[int, int] | None) -> dict[int, int]:
+    counts = dict(keep) if keep is not None else reductions(model, plan)
+    if not all(0 <= i < len(plan.blocks) and 0 < count <= plan.num_patches for i, count in counts.items()):
+        raise ValueError(f"keep must map blocks 0 to {len(plan.blocks) - 1} to 1 to {plan.num_patches} tokens, got {counts}")
+    return counts
 
 
 def reductions(model: nn.Module, plan: Plan) -> dict[int, int]:
