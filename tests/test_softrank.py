@@ -276,3 +276,24 @@ def test_long_rows_fit_in_memory() -> None:
     (grad,) = torch.autograd.grad((mask * torch.linspace(0, 1, 100_000)).sum() + matrix[0].max(), scores)
     assert bool(grad.isfinite().all())
     assert_close(mask.double().sum(), torch.tensor(6250.0, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("shape", "k"), [((7, 12), 12), ((3, 700), 650), ((700, 30), 25), ((2, 3, 9), 8)])
+def test_the_matrix_in_pieces_is_the_matrix_as_a_whole(shape: tuple[int, ...], k: int) -> None:
+    """Over several pieces of places and of the batch, with infinite scores whose cuts do not exist, and a row of nan."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    x.view(-1)[:4] = torch.tensor([torch.inf, torch.inf, -torch.inf, 1e30])
+    x.view(-1)[-1] = torch.nan
+    grad = torch.randn((*shape[:-1], k, shape[-1]), generator=torch.Generator().manual_seed(1))
+    found = {}
+    for name, scope in {"native": contextlib.nullcontext(), "reference": kernels.disabled()}.items():
+        with scope:
+            scores = x.clone().requires_grad_()
+            matrix = khot.softrank_matrix(scores, k, 0.5)
+            found[name] = matrix, *torch.autograd.grad(matrix, scores, grad)
+    for ours, theirs in zip(*found.values(), strict=True):
+        assert_close(ours, theirs, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def test_the_matrix_in_pieces_is_differentiated_twice() -> None:
+    assert gradgradcheck(lambda x: khot.softrank_matrix(x, 4, 0.7), make(2, 6).requires_grad_())

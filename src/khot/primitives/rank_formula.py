@@ -72,7 +72,7 @@ def formula(x: Tensor, tau: Number, order: Tensor, blocks: Tensor, law: Law) -> 
         out = _values_of(wide.gather(-1, order), over, blocks, kl=law.number == 3)
     out = (law.factor * out).to(wide.dtype if law.wide else x.dtype)
     if law.centre:
-        out = torch.where(x.isinf(), x, out)
+        out = torch.where(x.isinf(), x.detach(), out)
     lost = x.isnan().any(-1, keepdim=True)
     poison = torch.where(lost, torch.nan, 0.0).to(out.dtype)  # makes the row nan, and its gradients in x and tau
     return out * (1 + poison) + torch.where(lost, x, 0.0) * poison

@@ -11,7 +11,8 @@ from torch.nn.functional import logsigmoid
 from khot._tensors import Number, column
 from khot.primitives.limits import check_size
 from khot.primitives.rank import Regularization, check_regularization, heights, ranks
-from khot.primitives.threshold.autograd import solve_columns, solve_mask
+from khot.primitives.telescope import telescope
+from khot.primitives.threshold.autograd import solve_mask
 from khot.registry import relaxation
 from khot.relaxations.sigmoid import SIGMOID
 
@@ -81,20 +82,10 @@ def _tops(heights: Tensor, k: int) -> Tensor:
     return heights.detach().topk(k).values if k > 0 else torch.zeros_like(heights[..., :1])
 
 
-def _about(scores: Tensor, heights: Tensor, centre: Tensor) -> Tensor:
-    """The heights about a centre, in the scores' own dtype: what lies near the cut keeps its digits. The certain and the excluded
-    stay infinite."""
-    return torch.where(scores.isinf(), scores, (heights - centre).to(scores.dtype))
-
-
 def _solved(scores: Tensor, heights: Tensor, k: int, tau: Number) -> Tensor:
-    counts = torch.arange(1, k + 1, dtype=heights.dtype, device=heights.device).unsqueeze(-1)
-    centres = _tops(heights, k)[..., :k].unsqueeze(-1)
-    # Rows are differences of long sums: they are taken before rounding.
-    spread = _about(scores.to(heights.dtype).unsqueeze(-2), heights.unsqueeze(-2), centres)  # (..., k, n)
-    rows = (*spread.shape[:-1], 1)
-    heads = solve_columns(spread, counts.expand(rows), _stacked(tau, heights, rows), SIGMOID)
-    return torch.cat([heads[..., :1, :], heads.diff(dim=-2).clamp(min=0)], -2)
+    """Rows are differences of long sums: they are taken before rounding. The certain and the excluded stay infinite."""
+    ends = torch.where(scores.isinf(), scores.detach().to(heights.dtype), heights)
+    return telescope(ends, _tops(heights, k)[..., :k], column(tau, heights), SIGMOID, scores.dtype)
 
 
 def _stacked(tau: Number, like: Tensor, rows: tuple[int, ...]) -> Number:
