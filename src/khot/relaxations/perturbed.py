@@ -16,7 +16,7 @@ from khot.primitives.refuse import no_second_derivative
 from khot.primitives.select import largest
 from khot.registry import relaxation
 
-_GROUP = 8  # rows that share their noise, each turned by some places and with signs of its own
+_GROUP = 16  # rows that share their noise, each turned by some places and with signs of its own
 
 
 class _Mean(Function):

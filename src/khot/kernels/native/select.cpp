@@ -1,5 +1,6 @@
 // Hard selection and sampling for one instruction set: this file is compiled once for each, with KHOT_ISA naming it.
 #include "draw.h"
+#include "few.h"
 #include "partition.h"
 #include "selection.h"
 #include "sort.h"
@@ -109,9 +110,12 @@ template <class C> class Ordered {
 template <class C> void select_rows(const KhotSelection& a, Stored type, int64_t begin, int64_t end) {
   Selector<C> selector;
   Ordered<C> ordered;
+  Few<C> few;
+  const bool index_alone = a.index && !a.mask && !a.kth;
   for (int64_t r = begin; r < end; r++) {
     Row<C> x = Row<C>{const_cast<void*>(a.x), type}.from(r * a.n);
     int64_t k = most<int64_t>(0, least(a.n, a.k[r * a.k_stride]));
+    if (index_alone && few.suits(a.n, k) && few.write(x, a.n, k, a.index + r * k)) continue;
     typename Selector<C>::Result found = selector.find(x, a.n, k);
     if (a.mask) write_mask(x, Row<C>{a.mask, type}.from(r * a.n), a.n, found.cut, found.has_nan);
     if (a.kth) {
