@@ -60,7 +60,7 @@ template <class T> static int check_draw(int design, int dtype, int64_t rows, in
 
 static int check_hard(std::mt19937& random) {
   int failures = 0;
-  for (int64_t n : {1, 2, 7, 31, 32, 33, 100, 257, 1000, 4097, 9000, 20000})
+  for (int64_t n : {1, 2, 7, 31, 32, 33, 100, 257, 1000, 4097, 9000, 20000, 70000})
     for (int threads : {1, 3}) {
       int64_t rows = n < 1000 ? 5 : 2;
       for (int kind = 0; kind < 5; kind++) {

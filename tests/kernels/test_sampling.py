@@ -52,11 +52,11 @@ def test_frequencies_of_subsets_match_the_enumeration(design: str, order: str, m
 
 
 @pytest.mark.parametrize("design", DESIGNS)
-@pytest.mark.parametrize("n", [300, 20_000])
+@pytest.mark.parametrize("n", [300, 70_000])
 def test_inclusion_probabilities_of_long_rows(design: str, n: int) -> None:
     """Hotelling's test on the sums over 12 groups of items; the longer row is shuffled in buckets."""
     pi = khot.soft_topk(torch.randn(n, dtype=torch.float64, generator=torch.Generator().manual_seed(n)), n // 5)
-    draws = 4000 if n < 1000 else 300
+    draws = 4000 if n < 1000 else 150
     z = khot.sample(pi, design=design, num_samples=draws, generator=torch.Generator().manual_seed(4))
     assert bool((z.sum(-1) == n // 5).all())
     group = torch.arange(n) % 12
@@ -64,14 +64,25 @@ def test_inclusion_probabilities_of_long_rows(design: str, n: int) -> None:
     assert hotelling(sums, torch.zeros(12, dtype=torch.float64).index_add_(0, group, pi)) > 1e-4
 
 
+@pytest.mark.parametrize("n", [4096, 70_000])
+@pytest.mark.parametrize("away", [1, 2, 1024, 2048])
+def test_random_order_keeps_no_pair_together(n: int, away: int) -> None:
+    """Items of probability 1/2: in random order every pair is drawn together as often as any other, about a quarter of the time."""
+    pi = torch.full((n,), 0.5, dtype=torch.float64)
+    z = khot.sample(pi, num_samples=8, generator=torch.Generator().manual_seed(n + away))
+    both = z[:, away:] * z[:, :-away]
+    expected = (n / 2 - 1) / (2 * (n - 1))  # of two places out of n, in a comb that takes every second
+    assert abs(both.mean() - expected) < 5 * (3 / 16 * 3 / both.numel()) ** 0.5  # neighbouring pairs share an item
+
+
 @pytest.mark.parametrize("design", DESIGNS)
 @pytest.mark.parametrize("order", ["random", "fixed"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_size_zeros_and_ones(design: str, order: str, dtype: torch.dtype) -> None:
     odd = torch.tensor([1.0, 0.0, 1 - 2**-20, 2**-20 + 1e-6, 0.0, 1.0]).to(dtype)  # what lacks has to be spread over two items
-    for pi in (*adversarial(dtype), odd, torch.full((5000,), 0.3, dtype=dtype), torch.full((17_000,), 1 / 17, dtype=dtype)):
+    for pi in (*adversarial(dtype), odd, torch.full((5000,), 0.3, dtype=dtype), torch.full((68_000,), 1 / 17, dtype=dtype)):
         k = round(pi.double().sum().item())
-        z = native.draw(design, pi.expand(100, -1), float(k), 1, shuffled=order == "random")
+        z = native.draw(design, pi.expand(100 if len(pi) < 10_000 else 10, -1), float(k), 1, shuffled=order == "random")
         assert bool((z.double().sum(-1) == k).all())
         assert bool((z[:, pi == 0] == 0).all()) and bool((z[:, pi == 1] == 1).all())
         assert bool(((z == 0) | (z == 1)).all())

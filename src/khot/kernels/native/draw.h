@@ -6,24 +6,18 @@
 
 namespace {
 
-// One row at a time. `hit` has a byte for each item, the phantom included.
+// One row at a time.
 template <class C> class Sampler {
  public:
   void draw(const KhotDraw& a, int design, int64_t r) {
     int64_t row = r % a.rows;
     if (row != last) units.set(static_cast<const C*>(a.probs) + row * a.n, a.n, a.k[row * a.k_stride]), last = row;
     C* out = static_cast<C*>(a.out) + r * a.n;
-    if (units.has_nan) return fill(out, a.n);
-    hit = hits.at_least(units.items());
+    if (units.has_nan) return fill(out, a.n, kNan<C>);
     Random random(a.seed, r);
-    if (design == kPivotal) {
-      pivotal(a.shuffled, random);
-    } else {
-      int64_t start = a.start ? a.start[r] : int64_t(random.next() >> 1) & (units.one - 1);
-      if (!a.shuffled) return comb(start, out, a.n);
-      shuffled_comb(start, random);
-    }
-    for (int64_t i = 0; i < a.n; i++) out[i] = C(hit[i]);
+    if (design == kPivotal) return pivotal(a.shuffled, random, out, a.n);
+    int64_t start = a.start ? a.start[r] : int64_t(random.next() >> 1) & (units.one - 1);
+    a.shuffled ? shuffled_comb(start, random, out, a.n) : comb(start, out, a.n);
   }
 
  private:
@@ -32,11 +26,11 @@ template <class C> class Sampler {
   Memory<uint8_t> hits;
   Memory<int64_t> values;
   Memory<int32_t> places;
-  uint8_t* hit = nullptr;
+  uint8_t* hit = nullptr;  // pivotal: a byte for each item, the phantom included
   int64_t last = -1;  // the row that `units` is of
 
-  static void fill(C* out, int64_t n) {
-    for (int64_t i = 0; i < n; i++) out[i] = kNan<C>;
+  static void fill(C* out, int64_t n, C value) {
+    for (int64_t i = 0; i < n; i++) out[i] = value;
   }
 
   // A comb of teeth one apart on the cumulative units: an item that a tooth falls on is drawn.
@@ -53,40 +47,57 @@ template <class C> class Sampler {
       }
     }
   }
+
+  // The same in random order. Of the items that are drawn and those that are not, the fewer are listed.
   struct Comb {
     UnitRule rule;
-    uint8_t* hit;
-    int64_t past;  // how far the last item reaches behind the last tooth
+    int32_t* listed;
+    int64_t reached, passed, drawn;  // drawn: whether it is those that are listed, 0 or 1
     int bits;
-    KHOT_INLINE void operator()(const Weighed<C>& item) {
-      past += rule.of(double(item.p), item.from);
-      int64_t tooth = past >> bits;  // 0 or 1, and no branch: nothing foretells which
-      past -= tooth << bits;
-      hit[item.from] = uint8_t(tooth);
+    KHOT_INLINE void block(const C* p, const int32_t* from, int64_t count) {
+      alignas(64) int64_t room[kUnitBlock];
+      rule.block(p, from, count, room);
+      for (int64_t i = 0; i < count; i++) {
+        reached += room[i];
+        int64_t teeth = reached >> bits, hit = teeth - passed;
+        *listed = from[i], listed += hit == drawn, passed = teeth;  // no branch: nothing foretells which
+      }
     }
   };
-  __attribute__((noinline)) void shuffled_comb(int64_t start, Random& random) {
-    shuffle.walk(units, random, Comb{units.rule, hit, start, __builtin_ctzll(uint64_t(units.one))});
+  __attribute__((noinline)) void shuffled_comb(int64_t start, Random& random, C* out, int64_t n) {
+    const bool few = 2 * units.size <= units.items();
+    int32_t* list = places.at_least(units.items() + 1);
+    Comb all{units.rule, list, start, 0, few, __builtin_ctzll(uint64_t(units.one))};
+    shuffle.walk(units, random, all);
+    fill(out, n, few ? C(0) : C(1));
+    for (const int32_t* i = list; i < all.listed; i++)
+      if (*i < n) out[*i] = few ? C(1) : C(0);  // not the phantom
   }
 
   struct Copy {
     UnitRule rule;
     int64_t* value;
     int32_t* place;
-    KHOT_INLINE void operator()(const Weighed<C>& item) { *value++ = rule.of(double(item.p), item.from), *place++ = item.from; }
+    KHOT_INLINE void block(const C* p, const int32_t* from, int64_t count) {
+      rule.block(p, from, count, value);
+      std::memcpy(place, from, size_t(count) * sizeof(int32_t));
+      value += count, place += count;
+    }
   };
   // A balanced tree of duels: one of two is settled at 0 or 1, the other carries what is left of their sum.
-  __attribute__((noinline)) void pivotal(bool shuffled, Random& random) {
+  __attribute__((noinline)) void pivotal(bool shuffled, Random& random, C* out, int64_t row) {
     int64_t n = units.items(), *value = values.at_least(n + kUnitBlock);
     int32_t* place = places.at_least(n);
+    hit = hits.at_least(n);
     Copy copy{units.rule, value, place};
     if (shuffled) shuffle.walk(units, random, copy);
-    else for (int64_t i = 0; i < n; i++) copy({units.at(i), int32_t(i)});
+    else for (int64_t i = 0; i < n; i++) value[i] = units.rule.of(double(units.at(i)), i), place[i] = int32_t(i);
     for (; n > 1; n = (n + 1) / 2) {
       for (int64_t i = 0; i < n / 2; i++) duel(value, place, i, random);
       if (n % 2) value[n / 2] = value[n - 1], place[n / 2] = place[n - 1];
     }
     if (n == 1) hit[place[0]] = value[0] > 0;
+    for (int64_t i = 0; i < row; i++) out[i] = C(hit[i]);
   }
   // The neighbours 2 i and 2 i + 1; who goes on stands at i.
   KHOT_INLINE void duel(int64_t* value, int32_t* place, int64_t i, Random& random) {

@@ -27,8 +27,23 @@ struct UnitRule {
   int64_t special = -1, lack = 0;  // this item takes what is lacking
   const int64_t* exact = nullptr;  // all units, where one item cannot take it
 
-  // The units of the item at place i of the row.
+  // Those of the item at place i of the row.
   KHOT_INLINE int64_t of(double value, int64_t i) const { return exact ? exact[i] : rounded(splat(value))[0] + (i == special ? lack : 0); }
+  // Those of a block of items from these places, in whole vectors.
+  template <class C> KHOT_INLINE void block(const C* p, const int32_t* from, int64_t count, int64_t* out) const {
+    if (exact) {
+      for (int64_t i = 0; i < count; i++) out[i] = exact[from[i]];
+      return;
+    }
+    round(p, count, out);
+    for (int64_t i = 0; i < count; i++) out[i] += from[i] == special ? lack : 0;
+  }
+  template <class C> KHOT_INLINE void round(const C* p, int64_t count, int64_t* out) const {
+    for (int64_t i = 0; i < count; i += kWidth<double>) {
+      IntD units = rounded(widen(p + i));
+      std::memcpy(out + i, &units, sizeof units);
+    }
+  }
   // One function for single items and for blocks of them: they must round alike. 2^52 is added so that the units are the
   // last bits of the sum.
   KHOT_INLINE IntD rounded(VecD v) const {
@@ -91,10 +106,7 @@ template <class C> class Units {
       for (int64_t i = size; i % kWidth<double>; i++) buffer[i] = 0;
       from = buffer;
     }
-    for (int64_t i = 0; i < size; i += kWidth<double>) {
-      IntD units = rule.rounded(widen(from + i));
-      std::memcpy(out + i, &units, sizeof units);
-    }
+    rule.round(from, size, out);
   }
   __attribute__((noinline)) void totals(double& sum, double& room) const {
     VecD s[2] = {}, r[2] = {};
