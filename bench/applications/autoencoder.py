@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.applications.cells import mean, options, run
+from bench.applications.cells import Clock, mean, options, run
 from bench.common import Table, chosen, print_tables
 from khot.nn import LearnedK, SparseAutoencoder, anneal
 
@@ -69,7 +68,7 @@ def _cell(row: str, k: int, d_sae: int, steps: int, seed: int, folder: Path) -> 
     sae.center(train[:4096])
     optimizer = torch.optim.Adam(sae.parameters(), lr=RATE)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 100, 5 * (1 - step / steps)))
-    began = time.perf_counter()
+    clock = Clock()
     for step in range(steps):
         anneal(sae, step / steps)
         loss = sae.loss(train[torch.randint(len(train), (BATCH,))])
@@ -78,7 +77,7 @@ def _cell(row: str, k: int, d_sae: int, steps: int, seed: int, folder: Path) -> 
         torch.nn.utils.clip_grad_norm_(sae.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-    return {"step_ms": 1000 * (time.perf_counter() - began) / steps, "dead": float(sae.stats["dead"]), **_score(sae, held)}
+    return {**clock.step_ms(steps), "dead": float(sae.stats["dead"]), **_score(sae, held)}
 
 
 @torch.no_grad()
@@ -101,7 +100,9 @@ def tables(rows: list[dict[str, Any]]) -> list[Table]:
         for name in dict.fromkeys(row["row"] for row in rows if row["k"] == k):
             mine = [row for row in rows if row["k"] == k and row["row"] == name]
             body.append(
-                [name, *(mean((row[key] for row in mine), 4) for key in ("fvu", "l0", "dead")), mean((r["step_ms"] for r in mine), 0)]
+                [name, *(mean((row[key] for row in mine), 4) for key in ("fvu", "l0", "dead")), mean((r["step_cpu_ms"] for r in mine), 0)]
             )
-        made.append(Table(f"SmolLM2-135M, layer 15, k = {k}", ["row", "unexplained", "latents a token", "dead", "ms a step"], body))
+        made.append(
+            Table(f"SmolLM2-135M, layer 15, k = {k}", ["row", "unexplained", "latents a token", "dead", "processor ms a step"], body)
+        )
     return made

@@ -34,10 +34,25 @@ def run(name: str, given: argparse.Namespace, cells: Sequence[dict[str, Any]], w
     record = Recorder(f"applications {name}", path, append=True)
     open_cells = [] if given.show else [cell for cell in cells if not any(_same(row, cell) for row in record.rows)]
     for cell in progress(open_cells, name):
-        began = time.perf_counter()
+        clock = Clock()
         measured = work(**cell)
-        record.add(**cell, **measured, seconds=time.perf_counter() - began, threads=given.threads)
+        record.add(**cell, **(clock.seconds() | measured), threads=given.threads)
     return record.rows
+
+
+class Clock:
+    """Seconds since it was made: of the wall, and of this process on the processor, which other work on the machine hardly changes."""
+
+    def __init__(self) -> None:
+        self.wall, self.cpu = time.perf_counter(), time.process_time()
+
+    def seconds(self, name: str = "") -> dict[str, float]:
+        return {f"{name}seconds": time.perf_counter() - self.wall, f"{name}cpu_seconds": time.process_time() - self.cpu}
+
+    def step_ms(self, steps: int) -> dict[str, float]:
+        """Milliseconds of one of so many steps."""
+        wall, cpu = self.seconds().values()
+        return {"step_ms": 1000 * wall / steps, "step_cpu_ms": 1000 * cpu / steps}
 
 
 def _same(row: dict[str, Any], cell: dict[str, Any]) -> bool:

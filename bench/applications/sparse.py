@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import khot
-from bench.applications.cells import mean, options, run
+from bench.applications.cells import Clock, mean, options, run
 from bench.applications.data import images
 from bench.common import Table, chosen, print_tables
 from khot.nn import Sparsifier, anneal, sparsify
@@ -71,8 +70,8 @@ def _cell(data: str, row: str, density: float, seed: int, epochs: int, tested: b
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU(), nn.Linear(100, 10))
     train = (train - 0.1307) / 0.3081  # mean and deviation of the training pixels
-    seconds = _train(model, row, density, train[fit], held[fit], epochs)
-    found = {"validation_error": _error(model, train[validation], held[validation]), "step_ms": seconds}
+    took = _train(model, row, density, train[fit], held[fit], epochs)
+    found = {"validation_error": _error(model, train[validation], held[validation]), **took}
     if tested:
         x, y = (torch.from_numpy(part) for part in images(data, "t10k", folder))
         found["error"] = _error(model, (x - 0.1307) / 0.3081, y)
@@ -80,8 +79,8 @@ def _cell(data: str, row: str, density: float, seed: int, epochs: int, tested: b
     return found | {"weights": sum(kept), "layers": kept}
 
 
-def _train(model: nn.Module, row: str, density: float, x: Tensor, y: Tensor, epochs: int) -> float:
-    """Train and leave plain layers; returns the milliseconds of a step."""
+def _train(model: nn.Module, row: str, density: float, x: Tensor, y: Tensor, epochs: int) -> dict[str, float]:
+    """Train and leave plain layers; returns how long a step took."""
     keep, sparse = None, None
     if row == "snip":
         keep = _snip(model, x[:1000], y[:1000], density)
@@ -91,7 +90,7 @@ def _train(model: nn.Module, row: str, density: float, x: Tensor, y: Tensor, epo
     steps = epochs * (len(x) // BATCH)
     optimizer = torch.optim.SGD(_groups(model, row, sparse), lr=0.1, momentum=0.9, nesterov=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    began = time.perf_counter()
+    clock = Clock()
     for step, rows in enumerate(rows for _ in range(epochs) for rows in torch.randperm(len(x)).split(BATCH)[: len(x) // BATCH]):
         anneal(model, step / steps)
         loss = F.cross_entropy(model(x[rows]), y[rows])
@@ -101,11 +100,11 @@ def _train(model: nn.Module, row: str, density: float, x: Tensor, y: Tensor, epo
         schedule.step()
         if keep is not None:
             _multiply(model, keep)
-    seconds = 1000 * (time.perf_counter() - began) / steps
+    took = clock.step_ms(steps)
     if sparse is not None:
         anneal(model, 1.0)
         sparse.harden()
-    return seconds
+    return took
 
 
 def _groups(model: nn.Module, row: str, sparse: Sparsifier | None) -> list[dict[str, Any]]:
@@ -157,7 +156,7 @@ def tables(rows: list[dict[str, Any]]) -> list[Table]:
     for value, title in (
         ("error", "test error, per cent"),
         ("validation_error", "validation error, per cent"),
-        ("step_ms", "ms of a step"),
+        ("step_cpu_ms", "processor ms of a step"),
     ):
         body = [
             [name, *(mean((r[value] for r in rows if r["row"] == name and r["density"] == d and value in r), 2) for d in densities)]
