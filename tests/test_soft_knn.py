@@ -1,6 +1,7 @@
 """Soft neighbours: rows that sum to k, losses against their definitions, and what is refused."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -74,10 +75,10 @@ def test_value_loss_by_its_definition() -> None:
 def test_derivatives() -> None:
     q, x, y, z = points()
     knn = SoftKNN(3, tau=0.7).double()
-    unit = float(distances(q, x).std(correction=0))  # a constant of the loss
 
     def loss(query: Tensor, neighbors: Tensor, log_tau: Tensor) -> Tensor:
-        mask = khot.soft_topk(-distances(query, neighbors), 3, unit * log_tau.exp())
+        far = distances(query, neighbors)
+        mask = khot.soft_topk(-far, 3, far.std(correction=0) * log_tau.exp())
         right = y.unsqueeze(1) == z
         return -((mask * right).sum(-1) / right.sum(-1).clamp(max=3)).log().mean()
 
@@ -85,6 +86,20 @@ def test_derivatives() -> None:
     grads = torch.autograd.grad(knn.loss(q, x, y, z), inputs)
     torch.testing.assert_close(grads, torch.autograd.grad(loss(*inputs), inputs))
     assert all(grad.abs().sum() > 0 for grad in grads)
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+@pytest.mark.parametrize("tau", [0.02, 0.3, 3.0])
+def test_the_gradient_does_not_change_the_scale(metric: Any, tau: float) -> None:
+    """A step along a gradient that shrinks or grows the embedding would be repeated without end: the loss stays the same."""
+    z, _, y, _ = points(m=30)
+    z.requires_grad_()
+    knn = SoftKNN(3, tau=tau, metric=metric).double()
+    for labels in (y, y.double()):
+        (grad,) = torch.autograd.grad(knn.loss(z, None, labels), z)
+        assert grad.norm() > 0
+        torch.testing.assert_close((grad * z).sum() / (grad.norm() * z.norm()), z.new_zeros(()), rtol=0, atol=1e-10)
+        torch.testing.assert_close(knn.loss(100 * z, None, labels), knn.loss(z, None, labels))
 
 
 def test_a_gradient_where_every_near_neighbour_is_wrong() -> None:

@@ -23,8 +23,8 @@ class SoftKNN(nn.Module):
 
     .. math:: m_{ij} = \text{soft top-}k_j\big(-\lVert q_i - x_j \rVert^2 / (s\,\tau)\big), \qquad \textstyle\sum_j m_{ij} = k
 
-    ``s`` is the standard deviation of the distances in the call, so that ``tau`` means the same whatever the scale of the embedding;
-    ``tau`` is learned. In evaluation the mask is the hard one.
+    ``s`` is the standard deviation of the distances in the call, so that ``tau`` means the same whatever the scale of the embedding,
+    and the loss does not change with it; ``tau`` is learned. In evaluation the mask is the hard one.
 
     Args:
         k: how many neighbours.
@@ -49,7 +49,7 @@ class SoftKNN(nn.Module):
         self,
         k: int,
         *,
-        tau: float = 0.02,
+        tau: float = 0.1,
         learn_tau: bool = True,
         metric: Metric = "euclidean",
         method: Method = "sigmoid",
@@ -139,7 +139,14 @@ class SoftKNN(nn.Module):
         return share.clamp(min=tiny).log()
 
     def _width(self, near: Tensor) -> Tensor:
-        return spread(near) * self.tau.to(near.dtype)
+        """The temperature in units of the distances: with their spread, so that the gradient leaves the scale of the embedding alone."""
+        unit = spread(near)
+        there = near > -torch.inf
+        count = there.sum().clamp(min=1)
+        scaled = torch.where(there, near / unit, 0.0)
+        away = torch.where(there, scaled - scaled.sum() / count, 0.0)
+        square = away.square().sum() / count  # 1, but for its gradient; 0 where all distances are equal
+        return unit * torch.where(square > 0, square, 1.0).sqrt() * self.tau.to(near.dtype)
 
     def _near(self, query: Tensor, neighbors: Tensor | None) -> Tensor:
         """``(..., M, N)``: minus the squared distance, or the cosine; -inf for a query and itself."""

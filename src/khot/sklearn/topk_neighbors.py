@@ -35,7 +35,7 @@ class _TopKNeighbors(BaseEstimator):
         hidden: int = 128,
         embedding: int = 32,
         rate: float = 1e-3,
-        tau: float = 0.02,
+        tau: float = 0.1,
         metric: Metric = "euclidean",
         method: str = "sigmoid",
         search: Literal["auto", "faiss", "exact"] = "auto",
