@@ -51,6 +51,18 @@ def test_equals_brute_force(block: int) -> None:
         np.testing.assert_allclose(model.path_.loss[:, 0], want, rtol=1e-8, atol=1e-12 * y.var())
 
 
+def test_pairs_of_many_columns_are_the_best_ones() -> None:
+    """Without random starts: all pairs are looked at, so that the best two columns of 200 are found, repeated columns or not."""
+    for seed in range(5):
+        random = np.random.RandomState(seed)
+        x = random.normal(size=(60, 200)) + 3 * random.normal(size=(60, 1))  # strongly correlated
+        x[:, 7] = x[:, 3]
+        y = x[:, 10] - x[:, 20] + 0.5 * x[:, 30] + random.normal(size=60)
+        model = TopKRegressor(k=2, n_starts=0).fit(x, y)
+        x = np.delete(x, 7, axis=1)  # a singular pair has no solution in the oracle
+        np.testing.assert_allclose(model.path_.loss[0, 0], best_loss(x, y, 2), rtol=1e-8)
+
+
 @pytest.mark.parametrize("block", range(4))
 def test_branch_and_bound_finds_the_best_set_from_a_bad_one(block: int) -> None:
     for seed in range(5 * block, 5 * block + 5):
