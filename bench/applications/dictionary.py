@@ -57,6 +57,7 @@ def _denoise(picture: str, row: str, k: int, seed: int, folder: Path, few: bool)
     noisy = clean + SIGMA * torch.randn(clean.shape, generator=torch.Generator().manual_seed(seed))
     patches, means = flat(noisy)
     rows = np.random.RandomState(seed).permutation(len(patches))[: COUNT["denoising"]]
+    _warm(row, patches[rows].numpy(), GAIN * SIGMA)
     began = time.process_time()
     atoms = ROWS[row](patches[rows].numpy(), ATOMS, 1, GAIN * SIGMA, seed)
     fit = time.process_time() - began
@@ -76,12 +77,18 @@ def _represent(picture: str, row: str, k: int, seed: int, folder: Path, few: boo
     count = COUNT["representation"] // (10 if few else 1)
     train = train[random.permutation(len(train))[:count]].numpy()
     held = held[random.permutation(len(held))[:HELD]].numpy()
+    _warm(row, train, None)
     began = time.process_time()
     atoms = ROWS[row](train, ATOMS, k, None, seed)
     fit = time.process_time() - began
     codes = khot_codes(held, atoms, k, None)
     used = int((khot_codes(train, atoms, k, None) != 0).any(0).sum())
     return {"psnr": psnr(torch.from_numpy(codes @ atoms), torch.from_numpy(held)), "fit_seconds": fit, "used": used}
+
+
+def _warm(row: str, patches: np.ndarray, error: float | None) -> None:
+    """A small run before the timed one: imports are no part of it."""
+    ROWS[row](patches[:600], 16, 1, error, 0)
 
 
 def flat(picture: Tensor) -> tuple[Tensor, Tensor]:

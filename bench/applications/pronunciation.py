@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +17,23 @@ from bench.common import chosen, print_tables
 
 LETTERS, BEAMS, MOST = "abcdefghijklmnopqrstuvwxyz'", 4, 20
 PAD = END = 0
-SIZES = {"words": 110_000, "test": 12_000, "epochs": 8, "tuned": 1500, "width": 256}
-QUICK = {"words": 300, "test": 40, "epochs": 1, "tuned": 3, "width": 32}
+TAUS, RATE, MIXED, METHOD = (1.0, 0.1), 5e-4, 2.0, "softsort"  # of the training through the beam
+Stepper = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+ROWS = ("start", "cross entropy", "relaxed")
+
+
+class Sizes(NamedTuple):
+    """How large the comparison is."""
+
+    words: int = 60_000  # to learn from
+    test: int = 12_000
+    held: int = 6_000  # to tune on
+    epochs: int = 6  # of cross entropy, for the start
+    tuned: int = 800  # further steps
+    width: int = 128
+
+
+QUICK = Sizes(words=300, test=40, held=40, epochs=1, tuned=3, width=32)
 
 
 @functools.cache
@@ -51,75 +66,95 @@ class Speller(nn.Module):
         self.encoder = nn.GRU(width, width // 2, batch_first=True, bidirectional=True)
         self.cell, self.out = nn.GRUCell(2 * width, width), nn.Linear(2 * width, sounds)
 
-    def read(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What is attended to, where there is a letter, and the first state."""
+    def read(self, x: Tensor) -> tuple[Stepper, Tensor]:
+        """A step of one sound that attends to the letters, and the first state."""
         memory, last = self.encoder(self.letters(x))
-        return memory, (x != PAD).double().to(memory.dtype), last.transpose(0, 1).flatten(1)
+        return functools.partial(self.step, memory, x != PAD), last.transpose(0, 1).flatten(1)
 
-    def step(self, given: Tensor, state: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """One sound more, for any leading dimensions; ``given`` are numbers of sounds or embeddings."""
-        memory, there, hidden = state
+    def step(self, memory: Tensor, there: Tensor, given: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """One sound more for each of K beams; ``given`` are numbers of sounds ``(B, K)`` or embeddings ``(B, K, width)``."""
         seen = given if given.is_floating_point() else self.sounds(given)
-        match = (memory @ hidden.unsqueeze(-1)).squeeze(-1).masked_fill(there < 0.5, -torch.inf)
-        context = (match.softmax(-1).unsqueeze(-2) @ memory).squeeze(-2)
-        flat = torch.cat([seen, context], -1).flatten(0, -2)
-        hidden = self.cell(flat, hidden.flatten(0, -2)).reshape(hidden.shape)
-        return self.out(torch.cat([hidden, context], -1)).log_softmax(-1), (memory, there, hidden)
+        match = (hidden @ memory.mT).masked_fill(~there.unsqueeze(1), -torch.inf)  # (B, K, letters)
+        context = match.softmax(-1) @ memory
+        flat = torch.cat([seen, context], -1).flatten(0, 1)
+        hidden = self.cell(flat, hidden.flatten(0, 1)).reshape(hidden.shape)
+        return self.out(torch.cat([hidden, context], -1)).log_softmax(-1), hidden
 
     def start(self, rows: int) -> Tensor:
         return torch.full((rows,), self.sounds.num_embeddings - 1, dtype=torch.int64)
 
     def cross_entropy(self, x: Tensor, y: Tensor) -> Tensor:
         """Each sound from the right ones before it, up to the first end."""
-        state, given, losses = self.read(x), self.start(len(x)), []
+        step, hidden = self.read(x)
+        given, hidden, losses = self.start(len(x)).unsqueeze(1), hidden.unsqueeze(1), []
         alive = torch.cat([torch.ones_like(y[:, :1]), (y[:, :-1] != END).to(y.dtype)], 1)
         for place in range(y.shape[1]):
-            log_probs, state = self.step(given, state)
-            losses.append(F.nll_loss(log_probs, y[:, place], reduction="none") * alive[:, place])
-            given = y[:, place]
+            log_probs, hidden = step(given, hidden)
+            losses.append(F.nll_loss(log_probs[:, 0], y[:, place], reduction="none") * alive[:, place])
+            given = y[:, place : place + 1]
         return torch.stack(losses, 1).sum() / alive.sum()
 
-    def beam_loss(self, x: Tensor, y: Tensor, tau: float) -> Tensor:
-        """Expected number of places at which the relaxed beam is wrong, and a little cross entropy that keeps the model in place."""
-        weight = self.sounds.weight[:-1]
+    def beam_loss(self, x: Tensor, y: Tensor, tau: float, weight: float = MIXED) -> Tensor:
+        """Expected number of places at which the relaxed beam is wrong, and cross entropy, which keeps the model in place."""
+        embedding, (step, hidden) = self.sounds.weight[:-1], self.read(x)
         soft = khot.beam_search(
-            self.step, self.start(len(x)), num_beams=BEAMS, max_length=y.shape[1], eos=END, state=self.read(x),
-            tau=tau, method="softsort", embed=lambda weights: weights @ weight,
+            step, self.start(len(x)), num_beams=BEAMS, max_length=y.shape[1], eos=END, state=hidden,
+            tau=tau, method=METHOD, embed=lambda weights: weights @ embedding,
         )  # fmt: skip
-        wrong = 1 - F.one_hot(y, weight.shape[0]).to(weight.dtype)
-        return soft.expected(wrong).mean() / y.shape[1] + 0.5 * self.cross_entropy(x, y)
+        wrong = 1 - F.one_hot(y, len(embedding)).to(embedding.dtype)
+        return weight * soft.expected(wrong).mean() / y.shape[1] + self.cross_entropy(x, y)
 
     @torch.no_grad()
     def errors(self, x: Tensor, y: Tensor, beams: int) -> float:
         """Share of words whose best sequence is not the right one."""
         wrong = 0
         for a, b in zip(x.split(500), y.split(500), strict=True):
-            found = khot.beam_search(self.step, self.start(len(a)), num_beams=beams, max_length=MOST, eos=END, state=self.read(a))
+            step, hidden = self.read(a)
+            found = khot.beam_search(step, self.start(len(a)), num_beams=beams, max_length=MOST, eos=END, state=hidden)
             said = F.pad(found.sequences[:, 0], (0, MOST - found.sequences.shape[2]))
             wrong += int((said != b).any(1).sum())
         return wrong / len(x)
 
 
-def trained(seed: int, sizes: dict[str, int]) -> tuple[Speller, Tensor, Tensor, torch.optim.Optimizer]:
-    """The start that both rows share: cross entropy."""
-    x, y, sounds = dictionary()
+def parts(sizes: Sizes) -> dict[str, tuple[Tensor, Tensor]]:
+    """Words to test on, to tune on and to learn from; none is in two of them."""
+    x, y, _ = dictionary()
+    first, second = sizes.test, sizes.test + sizes.held
+    cuts = {"test": slice(first), "validation": slice(first, second), "train": slice(second, second + sizes.words)}
+    return {name: (x[cut], y[cut]) for name, cut in cuts.items()}
+
+
+def trimmed(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Without the columns that hold nothing but ends; one end stays."""
+    return x[:, : int((x != PAD).sum(1).max()) + 1], y[:, : int((y != END).sum(1).max()) + 1]
+
+
+@functools.lru_cache(maxsize=1)
+def started(seed: int, sizes: Sizes) -> dict[str, Tensor]:
+    """The weights that all rows start from: cross entropy."""
+    x, y = parts(sizes)["train"]
     torch.manual_seed(seed)
-    x, y = x[sizes["test"] :][: sizes["words"]], y[sizes["test"] :][: sizes["words"]]
-    model = Speller(sounds, sizes["width"])
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    for epoch in range(sizes["epochs"]):
-        for rows in torch.randperm(len(x)).split(128):
-            _update(optimizer, model.cross_entropy(x[rows], y[rows]), 1e-3 * 0.7**epoch)
-    return model, x, y, optimizer
+    model = Speller(dictionary()[2], sizes.width)
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    turns = sizes.epochs * -(-len(x) // 128)
+    batches = (rows for _ in range(sizes.epochs) for rows in torch.randperm(len(x)).split(128))
+    for turn, rows in enumerate(batches):
+        _update(optimizer, model.cross_entropy(*trimmed(x[rows], y[rows])), 2e-3 * (1 - 0.95 * turn / turns))
+    return model.state_dict()
 
 
-def tuned(row: str, seed: int, sizes: dict[str, int]) -> Speller:
-    """The same number of further steps by either loss."""
-    model, x, y, optimizer = trained(seed, sizes)
-    for step in range(sizes["tuned"]):
-        rows = torch.randint(len(x), (64,))
-        tau = 1.0 * 0.1 ** (step / sizes["tuned"])
-        _update(optimizer, model.beam_loss(x[rows], y[rows], tau) if row == "relaxed" else model.cross_entropy(x[rows], y[rows]), 1e-4)
+def tuned(row: str, seed: int, sizes: Sizes) -> Speller:
+    """The same number of further steps on the same words by either loss; ``start`` takes none."""
+    x, y = parts(sizes)["train"]
+    model = Speller(dictionary()[2], sizes.width)
+    model.load_state_dict(started(seed, sizes))
+    optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
+    torch.manual_seed(seed)
+    for step in range(0 if row == "start" else sizes.tuned):
+        a, b = trimmed(*(part[rows] for rows in [torch.randint(len(x), (64,))] for part in (x, y)))
+        done = step / sizes.tuned
+        loss = model.beam_loss(a, b, TAUS[0] * (TAUS[1] / TAUS[0]) ** done) if row == "relaxed" else model.cross_entropy(a, b)
+        _update(optimizer, loss, RATE * (1 - done))
     return model
 
 
@@ -134,18 +169,20 @@ def _update(optimizer: torch.optim.Optimizer, loss: Tensor, rate: float) -> None
 
 def main(argv: list[str]) -> int:
     made = options("pronunciation", __doc__)
+    made.add_argument("--validate", action="store_true", help="score on other words: for tuning")
     given = made.parse_args(argv)
-    rows = chosen(given.rows, ("cross entropy", "relaxed"))
-    cells = [{"row": row, "seed": seed} for seed in range(given.seeds or (1 if given.quick else 3)) for row in rows]
-    found = run("pronunciation", given, cells, functools.partial(_cell, sizes=QUICK if given.quick else SIZES))
-    flat = [{**row, "beams": beams, "error": row[f"error_{beams}"]} for row in found for beams in (1, BEAMS)]
-    print_tables([pivot("CMU dictionary, share of test words that are wrong", flat, "row", "beams", "error")])
+    part = "validation" if given.validate else "test"
+    rows = chosen(given.rows, ROWS)
+    cells = [{"row": row, "seed": seed, "part": part} for seed in range(given.seeds or (1 if given.quick else 3)) for row in rows]
+    found = run("pronunciation", given, cells, functools.partial(_cell, sizes=QUICK if given.quick else Sizes()))
+    flat = [{**row, "beams": beams, "error": 100 * row[f"error_{beams}"]} for row in found if row["part"] == part for beams in (1, BEAMS)]
+    print_tables([pivot(f"CMU dictionary, per cent of {part} words that are wrong", flat, "row", "beams", "error", digits=2)])
     return 0
 
 
-def _cell(row: str, seed: int, sizes: dict[str, int]) -> dict[str, Any]:
-    began = time.perf_counter()
+def _cell(row: str, seed: int, part: str, sizes: Sizes) -> dict[str, Any]:
     model = tuned(row, seed, sizes).eval()
-    x, y, _ = dictionary()
-    errors = {f"error_{beams}": model.errors(x[: sizes["test"]], y[: sizes["test"]], beams) for beams in (1, BEAMS)}
-    return {**errors, "fit_seconds": time.perf_counter() - began, **{f"size_{key}": value for key, value in sizes.items()}}
+    x, y = parts(sizes)[part]
+    errors = {f"error_{beams}": model.errors(x, y, beams) for beams in (1, BEAMS)}
+    settings = {"tau_first": TAUS[0], "tau_last": TAUS[1], "mixed": MIXED, "rate": RATE, "method": METHOD} if row == "relaxed" else {}
+    return {**errors, **settings, **{f"size_{key}": value for key, value in sizes._asdict().items()}}

@@ -20,6 +20,7 @@ GRIDS = {
     "lorenz": Grid(range(1, 6), RIDGES, np.logspace(-2, 1, 50), np.logspace(-1.5, 1.5, 10)),
     "mhd": Grid(range(1, 6), RIDGES, np.logspace(-1.5, 1.5, 50), np.logspace(-2, 2, 10)),
 }
+GRIDS["mhd-462"] = GRIDS["mhd"]
 # Support accuracy and share of models that are exactly right, from the authors' raw results; not rerun.
 PUBLISHED = {
     "hopf": {3.53: {"SSR": (0.38, 0.0), "MIOSR": (0.83, 0.22)}, 4.54: {"SSR": (0.48, 0.0), "MIOSR": (0.98, 0.88)},
@@ -41,11 +42,12 @@ def main(argv: list[str]) -> int:
         return chaotic.main(given)
     names = chosen(given.systems, DURATIONS, ["hopf", "lorenz"] if given.quick else None)
     rows = chosen(given.rows, ROWS, ["khot", "ssr"] if given.quick else None)
-    seeds = range(1000, 1000 + (given.seeds or 10)) if given.validate else range(given.seeds or (1 if given.quick else 50))
+    seeds = range(1000, 1000 + (given.seeds or 10)) if given.validate else range(1, 1 + (given.seeds or (1 if given.quick else 50)))
     cells = [
         {"flow": name, "duration": duration, "row": row, "seed": seed}
         for seed in seeds for row in rows for name in names for duration in DURATIONS[name][: 1 if given.quick else None]
     ]  # fmt: skip
+    ROWS["khot"](samples("hopf", 3.53, 1), GRIDS["hopf"])  # imports are no part of the first time
     print_tables(tables([row for row in run("sindy", given, cells, _cell) if row["seed"] in seeds]))
     return 0
 
@@ -78,6 +80,7 @@ def tables(rows: list[dict[str, Any]]) -> list[Table]:
         known = [
             [f"{name}, published", *("{:.2f} / {:.2f}".format(*PUBLISHED[system][duration][name]) for duration in times)]
             for name in ("SSR", "MIOSR")
+            if system in PUBLISHED
         ]
         note = "support accuracy ± its standard error / share exactly right (seeds; seconds of the processor in a cell)"
         made.append(Table(f"{system}, recovered terms", ["row", *(f"T = {duration}" for duration in times)], body + known, note))

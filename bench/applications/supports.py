@@ -27,10 +27,13 @@ Row = Callable[[Samples, Grid], np.ndarray]  # coefficients, (d, p)
 
 
 def akaike(data: Samples, coef: np.ndarray, *, apart: bool) -> np.ndarray:
-    """On the held-out part: for each equation apart, or for all together."""
-    away = np.square(data.held_slope - data.held_library @ coef.T)
-    loss, n, terms = (away.sum(0), len(away), np.count_nonzero(coef, axis=1)) if apart else (away.sum(), away.size, np.count_nonzero(coef))
-    return n * np.log(np.maximum(loss, 1e-300) / n) + 2.0 * terms
+    """On the held-out part, corrected for its size: for each equation apart, or for all together.
+
+    As in the paper's code the terms of all equations count, also for the error of one.
+    """
+    away, terms = np.square(data.held_slope - data.held_library @ coef.T), np.count_nonzero(coef)
+    loss, n = (away.sum(0), len(away)) if apart else (away.sum(), away.size)
+    return n * np.log(np.maximum(loss, 1e-300) / n) + 2.0 * terms + 2.0 * (terms + 1) * (terms + 2) / max(n - terms - 2, 1)
 
 
 def best_of(data: Samples, found: list[np.ndarray], *, apart: bool) -> np.ndarray:
@@ -41,37 +44,35 @@ def best_of(data: Samples, found: list[np.ndarray], *, apart: bool) -> np.ndarra
 
 def exchanges(data: Samples, grid: Grid) -> np.ndarray:
     """The protocol: columns from the first part, their number by Akaike's criterion on the held-out part, for each equation."""
-    from khot.sklearn import TopKRegressor
-
-    model = TopKRegressor(grid.sizes, fit_intercept=False, random_state=0).fit(data.library, data.slope)
-    return best_of(data, list(model.path_.coef), apart=True)
+    return best_of(data, list(_path(grid.sizes, data.library, data.slope)), apart=True)
 
 
 def exchanges_ridge(data: Samples, grid: Grid) -> np.ndarray:
-    """The same with the paper's six values of ridge."""
-    from khot.sklearn import TopKRegressor
-
-    fits = [
-        TopKRegressor(grid.sizes, alpha=alpha, fit_intercept=False, random_state=0).fit(data.library, data.slope) for alpha in grid.ridges
-    ]
-    return best_of(data, [coef for model in fits for coef in model.path_.coef], apart=True)
+    """The same with the paper's six values of ridge; as there, the coefficients are those of plain least squares."""
+    found = [coef for alpha in grid.ridges for coef in _path(grid.sizes, data.library, data.slope, alpha)]
+    return best_of(data, [refitted(coef != 0, data) for coef in found], apart=True)
 
 
 def exchanges_all(data: Samples, grid: Grid) -> np.ndarray:
-    """The number of columns as above, then the columns themselves from both parts."""
+    """The number of columns by the protocol, then the columns themselves from both parts."""
+    terms = np.count_nonzero(exchanges(data, grid), axis=1)
+    both = np.concatenate([data.library, data.held_library]), np.concatenate([data.slope, data.held_slope])
+    path = _path(grid.sizes, *both)
+    return path[[list(grid.sizes).index(size) for size in terms], np.arange(len(terms))]
+
+
+def _path(sizes: range, library: np.ndarray, slope: np.ndarray, alpha: float = 0.0) -> np.ndarray:
+    """Coefficients of the best columns of each size, ``(sizes, d, p)``."""
     from khot.sklearn import TopKRegressor
 
-    first, rows = len(data.slope), np.arange(len(data.slope) + len(data.held_slope))
-    both = np.concatenate([data.library, data.held_smooth]), np.concatenate([data.slope, data.held_slope])
-    split = [(rows[:first], rows[first:])]
-    return TopKRegressor(grid.sizes, criterion="validation", cv=split, fit_intercept=False, random_state=0).fit(*both).coef_
+    return TopKRegressor(sizes, alpha=alpha, fit_intercept=False, random_state=0).fit(library, slope).path_.coef
 
 
 def exchanges_elbow(data: Samples, grid: Grid) -> np.ndarray:
     """Columns from both parts, their number by the elbow of the loss, without validation."""
     from khot.sklearn import TopKRegressor
 
-    both = np.concatenate([data.library, data.held_smooth]), np.concatenate([data.slope, data.held_slope])
+    both = np.concatenate([data.library, data.held_library]), np.concatenate([data.slope, data.held_slope])
     return TopKRegressor(grid.sizes, criterion="elbow", fit_intercept=False, random_state=0).fit(*both).coef_
 
 

