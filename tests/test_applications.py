@@ -65,6 +65,18 @@ def test_routing(folder: Path) -> None:
     assert all(0 < row["mse"] < 2 and row["active"] == 2 for row in rows)
 
 
+def test_language_model(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "text").mkdir()
+    for name in ("book-excerpts", "grimm-tales"):
+        (folder / "text" / f"{name}.tab").write_bytes(b"a\nb\nc\n" + b"the quick brown fox jumps over the lazy dog. " * 400)
+    monkeypatch.setattr("bench.applications.language.CONTEXT", 32)
+    rows = run("routing", folder, "--task", "language", "--rows", "khot,mixtral,sigmoid-bias,relu,dense")
+    found = {row["row"]: row for row in rows}
+    assert all(0 < row["loss"] < 7 for row in rows) and "load_cv" not in found["dense"]
+    assert all(found[name]["active"] == 2 for name in ("khot", "mixtral", "sigmoid-bias")) and 0 < found["relu"]["active"] < 16
+    assert "nats a byte" in capsys.readouterr().out.lower()
+
+
 def test_autoencoder(folder: Path) -> None:
     np.random.RandomState(0).randn(900, 576).astype(np.float16).tofile(folder / "smollm2-layer15.f16")
     rows = run("autoencoder", folder)

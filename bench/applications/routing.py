@@ -1,4 +1,4 @@
-"""Routing: how many experts of a random teacher a student finds, and how well it copies it."""
+"""Routing: how many experts of a random teacher a student finds and how well it copies it, and a byte language model."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-import khot
-from bench.applications.cells import options, run
+from bench.applications import language
+from bench.applications.cells import mean, options, run
+from bench.applications.routers import Plain, Shrinking
 from bench.common import Table, chosen, print_tables
 from khot.nn import MoE, Routing, StackedFeedForward, TopKRouter, anneal
 
@@ -19,51 +20,15 @@ SHARP = 2.0  # deviation of the teacher's logits
 BALANCE = 0.1  # of the balance loss, the same in every row
 
 
-class Plain(nn.Module):
-    """The common router: softmax, then the k largest, renormalised; the balance loss of Switch, on the full softmax."""
-
-    def __init__(self, k: int, *, sigmoid: bool = False) -> None:
-        super().__init__()
-        self.inner = TopKRouter(DIM, EXPERTS, k, bias=sigmoid)
-        self.num_experts, self.sigmoid = EXPERTS, sigmoid
-
-    def route(self, x: Tensor) -> Routing:
-        logits = x @ self.inner.weight.T
-        if not self.sigmoid:
-            probs = logits.softmax(-1)
-            indices = probs.topk(self.inner.k).indices
-            return Routing(logits, logits.gather(-1, indices).softmax(-1), indices, probs * self.inner.k)
-        assert self.inner.bias is not None
-        probs = torch.sigmoid(logits)
-        indices = (probs + self.inner.bias).topk(self.inner.k).indices
-        log = nn.functional.logsigmoid(logits.gather(-1, indices))
-        routing = Routing(logits, log.softmax(-1), indices, khot.topk_mask(probs.detach(), self.inner.k))
-        if self.training:
-            self.inner.update_bias(routing, 1e-3)
-        return routing
-
-
-class Shrinking(nn.Module):
-    """Softmax routing whose k falls from 6 to 2 over the first 70 %."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.plain, self.num_experts = Plain(K), EXPERTS
-
-    def route(self, x: Tensor) -> Routing:
-        self.plain.inner.k = max(K, round(6 - 4 * min(1.0, self.plain.inner.progress / 0.7))) if self.training else K
-        return self.plain.route(x)
-
-
 def ours(**given: Any) -> Callable[[], nn.Module]:
     return lambda: TopKRouter(DIM, EXPERTS, K, **given)
 
 
 ROWS: dict[str, Callable[[], nn.Module]] = {
     "euclidean": ours(),
-    "softmax-topk": lambda: Plain(K),
-    "sigmoid-bias": lambda: Plain(K, sigmoid=True),
-    "softmax-k-falls": Shrinking,
+    "softmax-topk": lambda: Plain(DIM, EXPERTS, K),
+    "sigmoid-bias": lambda: Plain(DIM, EXPERTS, K, sigmoid=True),
+    "softmax-k-falls": lambda: Shrinking(DIM, EXPERTS, K),
     "sigmoid": ours(method="sigmoid"),
     "euclidean-soft": ours(hard=False, tau=(2.0, 0.05)),
     "systematic": ours(design="systematic", method="sigmoid", tau=(1.0, 0.1)),
@@ -71,11 +36,19 @@ ROWS: dict[str, Callable[[], nn.Module]] = {
 
 
 def main(argv: list[str]) -> int:
-    given = options("routing", __doc__).parse_args(argv)
-    names = chosen(given.rows, ROWS, ["euclidean", "softmax-topk"] if given.quick else None)
-    steps, seeds = (60, 1) if given.quick else (3000, given.seeds or 10)
-    cells = [{"task": "teacher", "row": row, "seed": seed, "steps": steps} for seed in range(seeds) for row in names]
-    print_tables(tables(run("routing", given, cells, _teacher)))
+    made = options("routing", __doc__)
+    made.add_argument("--task", choices=["teacher", "language"], default="teacher")
+    made.add_argument("--steps", type=int)
+    given = made.parse_args(argv)
+    if given.task == "teacher":
+        names = chosen(given.rows, ROWS, ["euclidean", "softmax-topk"] if given.quick else None)
+        steps, seeds, work = (60, 1, _teacher) if given.quick else (given.steps or 3000, given.seeds or 10, _teacher)
+    else:
+        names = chosen(given.rows, language.ROWS, ["khot", "relu", "dense"] if given.quick else None)
+        steps, seeds = (4, 1) if given.quick else (given.steps or language.STEPS, given.seeds or 5)
+        work = functools.partial(language.cell, folder=given.data)
+    cells = [{"task": given.task, "row": row, "seed": seed, "steps": steps} for seed in range(seeds) for row in names]
+    print_tables(tables(run("routing", given, cells, work)))
     return 0
 
 
@@ -134,17 +107,18 @@ def _overlap(true: Routing, found: Routing) -> Any:
 
 
 def tables(rows: list[dict[str, Any]]) -> list[Table]:
+    parts = {task: [row for row in rows if row["task"] == task] for task in ("teacher", "language")}
+    makers = {"teacher": _teacher_table, "language": language.table}
+    return [makers[task](part) for task, part in parts.items() if part]
+
+
+def _teacher_table(rows: list[dict[str, Any]]) -> Table:
     head = ["row", "relative error", "experts matched", "all 16 matched", "load's variation", "experts a token", "seeds"]
     body = []
     for name in dict.fromkeys(row["row"] for row in rows):
         mine = [row for row in rows if row["row"] == name]
-        values = [
-            functools.reduce(lambda a, b: a + b, (row[key] for row in mine)) / len(mine) for key in ("mse", "matched", "load_cv", "active")
-        ]
+        values = [mean((row[key] for row in mine), digits) for key, digits in (("mse", 4), ("matched", 3), ("load_cv", 3), ("active", 2))]
         whole = sum(row["matched"] == 1 for row in mine)
-        body.append(
-            [name, f"{values[0]:.4f}", f"{values[1]:.3f}", f"{whole}/{len(mine)}", f"{values[2]:.3f}", f"{values[3]:.2f}", len(mine)]
-        )
-    return [
-        Table("a teacher of 16 experts, 2 for each token", head, body, "Means over seeds; matched: at least 0.8 of the routing agrees.")
-    ]
+        body.append([name, *values[:2], f"{whole}/{len(mine)}", *values[2:], len(mine)])
+    note = "Mean and standard error over seeds; matched: at least 0.8 of the routing agrees."
+    return Table("a teacher of 16 experts, 2 for each token", head, body, note)
