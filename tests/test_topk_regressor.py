@@ -77,6 +77,23 @@ def test_branch_and_bound_finds_the_best_set_from_a_bad_one(block: int) -> None:
             assert proven and loss == pytest.approx(best_loss(x, y, k), rel=1e-7, abs=1e-10 * y.var())
 
 
+def test_several_ridges_are_those_of_each() -> None:
+    x, y = problem(3)
+    ridges = (0.0, 0.1, 10.0)
+    whole = TopKRegressor(k=range(1, 4), alpha=ridges, random_state=0).fit(x, y)
+    apart = [TopKRegressor(k=range(1, 4), alpha=alpha, random_state=0).fit(x, y).path_ for alpha in ridges]
+    np.testing.assert_allclose(whole.path_.coef, np.concatenate([path.coef for path in apart]), rtol=1e-9, atol=1e-12)
+    np.testing.assert_array_equal(whole.path_.k, [1, 2, 3] * 3)
+    np.testing.assert_array_equal(whole.path_.alpha, np.repeat(ridges, 3))
+    best = int(whole.path_.criterion[:, 0].argmin())
+    assert whole.alpha_ == whole.path_.alpha[best] and whole.k_ == whole.path_.k[best]
+    held = TopKRegressor(k=[1, 3], alpha=[0.0, 1e6], criterion="validation", random_state=0).fit(x, np.stack([y, -y], 1))
+    np.testing.assert_array_equal(held.alpha_, [0.0, 0.0])
+    for alpha, criterion in (([0.0, 1.0], "elbow"), ([], "bic"), ([1.0, -1.0], "bic"), ("a", "bic")):
+        with pytest.raises(ValueError, match="alpha"):
+            TopKRegressor(alpha=alpha, criterion=criterion).fit(x, y)  # pyright: ignore[reportArgumentType]
+
+
 def test_certificates() -> None:
     random = np.random.RandomState(0)
     x = random.normal(size=(60, 30))

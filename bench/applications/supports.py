@@ -49,7 +49,7 @@ def exchanges(data: Samples, grid: Grid) -> np.ndarray:
 
 def exchanges_ridge(data: Samples, grid: Grid) -> np.ndarray:
     """The same with the paper's six values of ridge; as there, the coefficients are those of plain least squares."""
-    found = [coef for alpha in grid.ridges for coef in _path(grid.sizes, data.library, data.slope, alpha)]
+    found = _path(grid.sizes, data.library, data.slope, grid.ridges)
     return best_of(data, [refitted(coef != 0, data) for coef in found], apart=True)
 
 
@@ -61,8 +61,8 @@ def exchanges_all(data: Samples, grid: Grid) -> np.ndarray:
     return path[[list(grid.sizes).index(size) for size in terms], np.arange(len(terms))]
 
 
-def _path(sizes: range, library: np.ndarray, slope: np.ndarray, alpha: float = 0.0) -> np.ndarray:
-    """Coefficients of the best columns of each size, ``(sizes, d, p)``."""
+def _path(sizes: range, library: np.ndarray, slope: np.ndarray, alpha: float | tuple[float, ...] = 0.0) -> np.ndarray:
+    """Coefficients of the best columns of each size, ``(sizes, d, p)``; with several ridges for each of them."""
     from khot.sklearn import TopKRegressor
 
     return TopKRegressor(sizes, alpha=alpha, fit_intercept=False, random_state=0).fit(library, slope).path_.coef

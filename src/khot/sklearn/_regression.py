@@ -58,15 +58,16 @@ def fit_sizes(
     samples: Sequence[Reduced],
     sizes: Sequence[int],
     *,
-    alpha: float,
+    alphas: Sequence[float],
     groups: Sequence[np.ndarray] | None,
     shared: bool,
     starts: int,
     seed: int,
     nodes: int = 0,
 ) -> list[Fits]:
-    """The best columns of every size and output, for each sample of rows, all in one search."""
-    x = torch.stack([torch.from_numpy(_with_ridge(sample, alpha)) for sample in samples])
+    """The best columns of every size and output, for each sample of rows and its ridge in ``alphas``, all in one search."""
+    ridges = [_with_ridge(sample, alpha, rows=any(alphas)) for sample, alpha in zip(samples, alphas, strict=True)]
+    x = torch.stack([torch.from_numpy(columns) for columns in ridges])
     y = torch.stack([torch.from_numpy(np.pad(sample.y, ((0, x.shape[1] - len(sample.y)), (0, 0)))) for sample in samples])
     parts = None if groups is None else [torch.from_numpy(group) for group in groups]
     problem = make_problem(x, y, groups=parts, shared=shared)
@@ -77,12 +78,12 @@ def fit_sizes(
     sure = proven.numpy().reshape(len(sizes), len(samples), -1).transpose(1, 0, 2)
     wide = (len(samples), len(sizes), outputs)
     split, sure = np.broadcast_to(split, (*wide, x.shape[2])), np.broadcast_to(sure, wide)
-    return [_solve(sample, chosen, alpha, known) for sample, chosen, known in zip(samples, split, sure, strict=True)]
+    return [_solve(sample, columns, chosen, known) for sample, columns, chosen, known in zip(samples, ridges, split, sure, strict=True)]
 
 
-def _with_ridge(sample: Reduced, alpha: float) -> np.ndarray:
-    """The columns with the ridge as further rows, whose targets are 0."""
-    return np.concatenate([sample.x, np.diag(np.sqrt(alpha) / sample.scale)]) if alpha > 0 else sample.x
+def _with_ridge(sample: Reduced, alpha: float, *, rows: bool) -> np.ndarray:
+    """The columns with the ridge as further ``rows``, whose targets are 0."""
+    return np.concatenate([sample.x, np.diag(np.sqrt(alpha) / sample.scale)]) if rows else sample.x
 
 
 def _columns(masks: np.ndarray, groups: Sequence[np.ndarray], p: int) -> np.ndarray:
@@ -93,9 +94,9 @@ def _columns(masks: np.ndarray, groups: Sequence[np.ndarray], p: int) -> np.ndar
     return found
 
 
-def _solve(sample: Reduced, support: np.ndarray, alpha: float, proven: np.ndarray) -> Fits:
-    """Plain least squares (or ridge) on each support, ``(K, m, p)``."""
-    x, m = _with_ridge(sample, alpha), sample.y.shape[1]
+def _solve(sample: Reduced, x: np.ndarray, support: np.ndarray, proven: np.ndarray) -> Fits:
+    """Plain least squares on each support, ``(K, m, p)``; ``x`` are the columns, with the ridge below."""
+    m = sample.y.shape[1]
     y = np.pad(sample.y, ((0, len(x) - len(sample.y)), (0, 0)))
     coef, loss = np.zeros(support.shape), np.zeros(support.shape[:2])
     for place in np.ndindex(*support.shape[:2]):

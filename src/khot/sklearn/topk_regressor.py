@@ -16,13 +16,14 @@ from khot.sklearn._regression import Fits, Reduced, fit_sizes, reduce
 
 
 class RegressionPath(NamedTuple):
-    """The best models of every size; the first dimension is the size."""
+    """The best models of every size (and ridge, if there are several); these are the first dimension."""
 
     k: np.ndarray  # (K,)
     coef: np.ndarray  # (K, outputs, n_features)
     intercept: np.ndarray  # (K, outputs)
     loss: np.ndarray  # (K, outputs), mean squared residual
     criterion: np.ndarray  # (K, outputs); the smallest is chosen
+    alpha: np.ndarray  # (K,)
 
 
 class TopKRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
@@ -36,7 +37,8 @@ class TopKRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
     Args:
         k: how many columns; several, e.g. ``range(1, 6)``, are compared by ``criterion``, for each output by itself. None compares 1 to 10.
-        alpha: ridge, on the scale of the columns as they are given, as in scikit-learn's ``Ridge``.
+        alpha: ridge, on the scale of the columns as they are given, as in scikit-learn's ``Ridge``; several are compared by ``criterion``
+            beside every ``k``, in one search.
         criterion: how to choose among several ``k``: ``"aic"``, ``"aicc"``, ``"bic"``, ``"elbow"`` (the largest ``k`` that still makes
             the error fall clearly; for data with little noise), ``"validation"`` (Akaike's criterion of the errors on the held-out parts of
             ``cv``, as Mangan et al. 2017 do) or ``"stability"`` (the largest ``k`` whose columns are found again
@@ -57,7 +59,7 @@ class TopKRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         coef_: ``(n_features,)``, or ``(outputs, n_features)`` for a ``y`` with two dimensions.
         intercept_: a number, or ``(outputs,)``.
         support_: like ``coef_``, of bool: which columns are used. A chosen column may have the coefficient 0, e.g. where it is constant.
-        k_: the chosen ``k``, a number or ``(outputs,)``.
+        k_, alpha_: the chosen ``k`` and ridge, a number or ``(outputs,)``.
         path_: a :class:`RegressionPath` over all given ``k``.
         certified_: with ``certify``, like ``path_.loss``: where optimality is proven.
 
@@ -75,7 +77,7 @@ class TopKRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self,
         k: int | Iterable[int] | None = None,
         *,
-        alpha: float = 0.0,
+        alpha: float | Iterable[float] = 0.0,
         criterion: str = "bic",
         fit_intercept: bool = True,
         groups: Any = None,
@@ -128,8 +130,12 @@ class TopKRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         return X @ self.coef_.T + self.intercept_
 
     def _search(self, samples: list[Reduced], sizes: list[int], groups: list[np.ndarray] | None, seed: int, nodes: int = 0) -> list[Fits]:
-        options: dict[str, Any] = {"alpha": float(self.alpha), "shared": bool(self.shared), "starts": self._starts()}
-        return fit_sizes(samples, sizes, groups=groups, seed=seed, nodes=nodes, **options)
+        options: dict[str, Any] = {"shared": bool(self.shared), "starts": self._starts(), "seed": seed, "nodes": nodes}
+        ridges = self._alphas()
+        every = [(sample, alpha) for sample in samples for alpha in ridges]
+        found = fit_sizes([each[0] for each in every], sizes, alphas=[each[1] for each in every], groups=groups, **options)
+        apart = [found[place : place + len(ridges)] for place in range(0, len(found), len(ridges))]
+        return [Fits(*(np.concatenate(parts) for parts in zip(*fits, strict=True))) for fits in apart]
 
     def _criterion(
         self,
@@ -143,7 +149,7 @@ class TopKRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         random: np.random.RandomState,
     ) -> np.ndarray:
         """``(sizes, outputs)``; the smallest is chosen."""
-        if self.criterion in INFORMATION or len(sizes) == 1:
+        if self.criterion in INFORMATION or len(fits.loss) == 1:
             return self._information(whole, fits)
         if self.criterion == "elbow":
             return self._elbow(whole, fits, sizes)
@@ -186,21 +192,31 @@ class TopKRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     def _keep(self, fits: Fits, values: np.ndarray, sizes: list[int], single: bool) -> None:
         best, outputs = values.argmin(0), np.arange(values.shape[1])
         coef, intercept, support = fits.coef[best, outputs], fits.intercept[best, outputs], fits.support[best, outputs]
-        chosen = np.asarray(sizes)[best]
+        ridges = self._alphas()
+        k, alpha = np.tile(sizes, len(ridges)), np.repeat(ridges, len(sizes))
         self.coef_, self.support_ = (coef[0], support[0]) if single else (coef, support)
-        self.intercept_, self.k_ = (float(intercept[0]), int(chosen[0])) if single else (intercept, chosen)
-        self.path_ = RegressionPath(np.asarray(sizes), fits.coef, fits.intercept, fits.loss, values)
+        self.intercept_ = float(intercept[0]) if single else intercept
+        self.k_, self.alpha_ = (int(k[best[0]]), float(alpha[best[0]])) if single else (k[best], alpha[best])
+        self.path_ = RegressionPath(k, fits.coef, fits.intercept, fits.loss, values, alpha)
         if self.certify:
             self.certified_ = fits.proven
 
     def _check(self) -> None:
         find(dict.fromkeys(CRITERIA), self.criterion, "criterion")
-        if not (isinstance(self.alpha, Real) and 0 <= self.alpha < np.inf):
-            raise ValueError(f"alpha must be a finite number of at least 0, got {self.alpha!r}")
+        ridges = self._alphas()
+        if not ridges or not all(isinstance(alpha, Real) and 0 <= alpha < np.inf for alpha in ridges):
+            raise ValueError(f"alpha must be a finite number of at least 0, or several of them, got {self.alpha!r}")
+        if len(ridges) > 1 and self.criterion in ("elbow", "stability"):
+            raise ValueError(
+                f"criterion {self.criterion!r} compares sizes only; give one alpha, or choose 'validation', 'bic', 'aic', 'aicc'"
+            )
         if self.n_starts is not None and not (isinstance(self.n_starts, Integral) and self.n_starts >= 0):
             raise ValueError(f"n_starts must be a whole number of at least 0, or None, got {self.n_starts!r}")
         if not 0 < self.agreement <= 1:
             raise ValueError(f"agreement must lie in (0, 1], got {self.agreement!r}")
+
+    def _alphas(self) -> list[Any]:
+        return list(self.alpha) if isinstance(self.alpha, Iterable) else [self.alpha]
 
     def _starts(self) -> int:
         return max(32, self.n_features_in_ // 4) if self.n_starts is None else int(self.n_starts)
