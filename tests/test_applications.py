@@ -9,9 +9,11 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 
 from bench.__main__ import main as bench
-from bench.applications import data, features
+from bench.applications import autoencoder, data, features
+from bench.applications.autoencoder_baselines import Penalised
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -80,7 +82,24 @@ def test_language_model(folder: Path, capsys: pytest.CaptureFixture[str], monkey
 def test_autoencoder(folder: Path) -> None:
     np.random.RandomState(0).randn(900, 576).astype(np.float16).tofile(folder / "smollm2-layer15.f16")
     rows = run("autoencoder", folder)
-    assert all(0 < row["fvu"] < 1.5 and row["l0"] <= 8 for row in rows)
+    assert [row["row"] for row in rows] == ["topk", "k-falls-2-passes", "jumprelu", "relu-l1"]
+    assert all(0 < row["fvu"] < 1.5 and row["l0"] <= 8 for row in rows[:2]) and all(row["tokens"] == 900 for row in rows)
+    more = run("autoencoder", folder, "--rows", "topk,k-falls-2-passes", "--equal-compute")[4:]
+    assert [(row["row"], row["steps"]) for row in more] == [("topk", 36)]  # the row with two passes is there already
+
+
+@pytest.mark.parametrize("jump", [True, False])
+def test_a_penalty_comes_to_k_latents(jump: bool) -> None:
+    torch.manual_seed(0)
+    atoms = torch.nn.functional.normalize(torch.randn(32, 16), dim=-1)
+    x = (torch.rand(2000, 32) * (torch.rand(2000, 32) < 0.1)) @ atoms
+    x = x / x.std()
+    sae = Penalised(16, 64, 3, jump=jump, dead_after=10_000)
+    sae.center(x)
+    assert float((sae(x).latents > 0).sum(-1).float().mean()) == pytest.approx(12, rel=0.02)
+    autoencoder.fit(sae, x, 400)
+    assert float((sae(x).latents > 0).sum(-1).float().mean()) == pytest.approx(3, rel=0.05)
+    assert 0 < float(sae.stats["fvu"]) < (0.5 if jump else 0.8)  # an L1 penalty also shrinks the latents that stay
 
 
 def test_neighbours(folder: Path) -> None:
