@@ -204,7 +204,7 @@ class TopKRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     def _check(self) -> None:
         find(dict.fromkeys(CRITERIA), self.criterion, "criterion")
         ridges = self._alphas()
-        if not ridges or not all(isinstance(alpha, Real) and 0 <= alpha < np.inf for alpha in ridges):
+        if not ridges or not all(isinstance(alpha, Real) and 0 <= float(alpha) < np.inf for alpha in ridges):
             raise ValueError(f"alpha must be a finite number of at least 0, or several of them, got {self.alpha!r}")
         if len(ridges) > 1 and self.criterion in ("elbow", "stability"):
             raise ValueError(
