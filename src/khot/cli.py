@@ -73,7 +73,7 @@ def _add_training(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     test.add_argument("--data_dir", type=Path, help="where the data are, if not where they were in training")
     test.set_defaults(run=_eval)
     results = commands.add_parser("results", help="the table of results", description="One row per model and data set, from run records.")
-    results.add_argument("records", type=Path, nargs="*", default=[Path("bench/results/vision.jsonl")], help="files or folders of records")
+    results.add_argument("records", type=Path, nargs="*", default=[Path("bench/results/vision")], help="files or folders of records")
     results.set_defaults(run=_results)
 
 

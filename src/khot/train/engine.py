@@ -166,11 +166,12 @@ def train(config: TrainConfig) -> records.Record:
         run = Run(config)
         config.out.mkdir(parents=True, exist_ok=True)
         if run.step < run.total:
-            _loop(run)
+            drive(run)
         return _finish(run, done)
 
 
-def _loop(run: Run) -> None:
+def drive(run: Run) -> None:
+    """All steps that are left, with log and checkpoints."""
     from ignite.engine import Engine, Events
 
     config, trainer = run.config, Engine(run.train_step)
