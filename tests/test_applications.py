@@ -55,6 +55,13 @@ def test_features_and_the_second_run_adds_nothing(
     assert len(more) == 5 and more[-1]["part"] == "validation"
 
 
+def test_steps_are_timed_beside_what_they_replace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, size in {"D_SAE": 128, "BATCH": 16, "TOKENS": 32}.items():
+        monkeypatch.setattr(f"bench.applications.steps.{name}", size)
+    rows = run("steps", folder)
+    assert len(rows) == 5 and all(row["ratio"] > 0 and row["base_ms"] > 0 for row in rows)
+
+
 def test_sparse(folder: Path) -> None:
     rows = run("sparse", folder, "--rows", "khot,gradual-magnitude,snip,edge-popup,dense")
     kept = {row["row"]: row["weights"] for row in rows}

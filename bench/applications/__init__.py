@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("features", "wide", "routing", "sparse", "autoencoder", "neighbours", "dictionary", "sindy", "pronunciation", "beams")
+NAMES = ("features", "wide", "routing", "sparse", "autoencoder", "steps", "neighbours", "dictionary", "sindy", "pronunciation", "beams")
 
 
 def main(argv: list[str]) -> int:
