@@ -59,11 +59,11 @@ class Searcher(nn.Module):
     def __init__(self, method: str, k: int = 4, dim: int = 96) -> None:
         super().__init__()
         self.method, self.k, self.tau = method, k, 1.0
-        layers = ((1, 16, 1), (16, 32, 2), (32, 32, 1))  # channels in and out, stride
+        layers = ((1, 16, 2), (16, 32, 2), (32, 32, 1))  # channels in and out, stride: 28 x 28 to 7 x 7
         convolutions = [nn.Sequential(nn.Conv2d(a, b, 3, stride, 1), nn.ReLU()) for a, b, stride in layers]
-        self.scorer = nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(GRID), nn.Conv2d(32, 1, 3, padding=1), nn.Flatten())
+        self.scorer = nn.Sequential(*convolutions, nn.Conv2d(32, 1, 3, padding=1), nn.Flatten())
         self.embed = nn.Linear(PATCH * PATCH, dim)
-        self.positions = nn.Parameter(torch.randn(GRID * GRID, dim) * 0.02)
+        self.rows, self.columns = (nn.Parameter(torch.randn(shape) * 0.2) for shape in ((GRID, 1, dim), (1, GRID, dim)))
         self.absent = nn.Parameter(torch.randn(dim) * 0.02)  # what a patch that is not there looks like
         layer = nn.TransformerEncoderLayer(dim, 4, 2 * dim, dropout=0.0, batch_first=True, norm_first=True)
         self.classify = nn.Sequential(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.LayerNorm(dim))
@@ -75,7 +75,7 @@ class Searcher(nn.Module):
 
     def tokens(self, canvases: Tensor) -> Tensor:
         patches = F.unfold(canvases, PATCH, stride=PATCH).transpose(1, 2)  # (B, 49, 256)
-        return self.embed(patches) + self.positions
+        return self.embed(patches) + (self.rows + self.columns).flatten(0, 1)
 
     def forward(self, canvases: Tensor) -> Tensor:
         chosen = self.choose(self.tokens(canvases), self.scores(canvases))
@@ -201,7 +201,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     for name, default in (("k", 4), ("steps", 1500), ("batch", 64), ("every", 50), ("test", 1000)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--tau", type=float, nargs=2, default=[1.0, 0.3], help="temperature at the start and at the end")
     options = parser.parse_args(arguments)
     if not 1 <= options.k <= GRID * GRID:
