@@ -55,6 +55,23 @@ def test_features_and_the_second_run_adds_nothing(
     assert len(more) == 5 and more[-1]["part"] == "validation"
 
 
+def test_the_page_has_the_tables_of_the_records_between_its_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.applications.page.RESULTS", tmp_path)
+    page, record = tmp_path / "page.md", tmp_path / "applications" / "sparse.jsonl"
+    page.write_text(
+        "before\n<!-- measured sparse -->\nold\n<!-- measured end -->\nbetween\n<!-- measured wide -->\n<!-- measured end -->\n"
+    )
+    record.parent.mkdir()
+    facts = {"cpu": "c", "cores": 2, "isa": "i", "python": "3", "torch": "2", "commit": "abc", "row": "khot", "density": 0.02}
+    rows = [facts | {"error": 1.5, "tested": True}, facts | {"validation_error": 9.0, "tested": False}]
+    record.write_text("\n".join(json.dumps(row) for row in rows))
+    for _ in range(2):
+        assert bench(["applications", "page", "--out", str(page)]) == 0
+    text = page.read_text()
+    assert "| khot | 1.50 |" in text and "9.00" not in text and "old" not in text and text.count("measured end") == 2
+    assert text.startswith("before") and "between" in text and "has not been run" in text
+
+
 def test_steps_are_timed_beside_what_they_replace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, size in {"D_SAE": 128, "BATCH": 16, "TOKENS": 32}.items():
         monkeypatch.setattr(f"bench.applications.steps.{name}", size)

@@ -9,7 +9,7 @@ NAMES = ("features", "wide", "routing", "sparse", "autoencoder", "steps", "neigh
 
 
 def main(argv: list[str]) -> int:
-    if not argv or argv[0] not in NAMES:
-        sys.stderr.write(f"usage: python -m bench applications {{{','.join(NAMES)}}} [--quick] [--help]\n")
+    if not argv or argv[0] not in (*NAMES, "page"):
+        sys.stderr.write(f"usage: python -m bench applications {{{','.join(NAMES)},page}} [--quick] [--help]\n")
         return 0 if argv and argv[0] in ("-h", "--help") else 2
     return importlib.import_module(f"bench.applications.{argv[0]}").main(argv[1:]) or 0
