@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -87,7 +86,7 @@ def _end_to_end(encoder: Encoder, seconds: float) -> Iterator[Row]:
 
 
 def _race(
-    encoder: Encoder, what: str, batch: int, model: ViT, models: dict[Any, nn.Module], call: Callable[[nn.Module], Any], seconds: float
+    encoder: Encoder, what: str, batch: int, model: ViT, models: Mapping[Any, nn.Module], call: Callable[[nn.Module], Any], seconds: float
 ) -> Iterator[Row]:
     shape = (1, 3, encoder.options.get("image_size", 224), encoder.options.get("image_size", 224))
     with torch.inference_mode():
@@ -118,10 +117,3 @@ def tables(rows: list[Row]) -> list[Table]:
         head = ["model", "score", "keep", "times as fast", "MACs /", "share of it", "images/s", "base images/s"]
         out.append(Table(f"{what}, batch {batch}, one thread", head, lines))
     return out
-
-
-def read(path: Path = RESULTS / "vision" / "throughput.jsonl") -> list[Row]:
-    """The rows of the saved run."""
-    from khot.train.records import read as read_records
-
-    return read_records([path]) if path.exists() else []
