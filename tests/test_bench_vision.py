@@ -31,7 +31,7 @@ def test_throughput_has_a_row_for_every_rate_and_keep_one_is_the_model(capsys: p
     assert alone[0]["mac_ratio"] == 1 and all(a["mac_ratio"] < b["mac_ratio"] for a, b in itertools.pairwise(alone))
     assert all(row["share"] == pytest.approx(row["speedup"] / row["mac_ratio"]) for row in alone)
     assert [row["choice"] for row in rows if row["what"] == "score"] == list(throughput.CHOICES)
-    assert [len(table.rows) for table in throughput.tables(rows)] == [5, 5, 3, 4]
+    assert [len(table.rows) for table in throughput.tables(rows)] == [5, 5, 3, 4, 2]
 
 
 def test_overhead_times_the_engine_and_the_bare_loop(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import khot
@@ -55,6 +56,7 @@ def measure(encoders: tuple[Encoder, ...], seconds: float) -> Iterator[Row]:
             yield from _rates(encoder, model, batch, seconds)
         yield from _choices(encoder, model, seconds)
     yield from _end_to_end(encoders[0], seconds)
+    yield from _training(encoders[0], seconds)
 
 
 def _rates(encoder: Encoder, model: ViT, batch: int, seconds: float) -> Iterator[Row]:
@@ -85,11 +87,33 @@ def _end_to_end(encoder: Encoder, seconds: float) -> Iterator[Row]:
     yield from _race(encoder, "end to end", 64, model, models, lambda each: lambda: each(data[0, places].images), seconds / 2)
 
 
+def _training(encoder: Encoder, seconds: float) -> Iterator[Row]:
+    """Forward and backward at keep .5: tokens are dropped while training too."""
+    model = ViT(**encoder.options)
+    images, labels = _images(model, 64), torch.randint(10, (64,))
+    hows: dict[str, dict[str, Any]] = {"cls": {}, "learned, sample": {"score": "learned", "gradient": "sample"}}
+    models = {name: khot.reduce_tokens(copy.deepcopy(model), 0.5, at=encoder.at, **how) for name, how in hows.items()}
+
+    def step(each: nn.Module) -> Callable[[], None]:
+        return lambda: F.cross_entropy(each(images), labels % encoder.options["num_classes"]).backward()
+
+    for row in _race(encoder, "training", 64, model, models, step, seconds / 2, inference=False):
+        yield row | {"choice": row["keep"], "keep": 0.5}
+
+
 def _race(
-    encoder: Encoder, what: str, batch: int, model: ViT, models: Mapping[Any, nn.Module], call: Callable[[nn.Module], Any], seconds: float
+    encoder: Encoder,
+    what: str,
+    batch: int,
+    model: ViT,
+    models: Mapping[Any, nn.Module],
+    call: Callable[[nn.Module], Any],
+    seconds: float,
+    *,
+    inference: bool = True,
 ) -> Iterator[Row]:
     shape = (1, 3, encoder.options.get("image_size", 224), encoder.options.get("image_size", 224))
-    with torch.inference_mode():
+    with torch.inference_mode(inference):
         times = race({"base": call(model), **{name: call(each) for name, each in models.items()}}, seconds=seconds, patience=4 * seconds)
     base = count_macs(model, *shape)
     for name, each in models.items():
@@ -107,7 +131,7 @@ def _images(model: ViT, batch: int) -> Tensor:
 
 def tables(rows: list[Row]) -> list[Table]:
     out = []
-    for what, batch in (("model alone", 64), ("model alone", 1), ("score", 64), ("end to end", 64)):
+    for what, batch in (("model alone", 64), ("model alone", 1), ("score", 64), ("end to end", 64), ("training", 64)):
         found = [row for row in rows if (row["what"], row.get("batch")) == (what, batch)]
         lines = [
             [row["model"], row.get("choice", "cls"), row["keep"], f"{row['speedup']:.2f}", f"{row['mac_ratio']:.2f}", f"{row['share']:.2f}"]
