@@ -32,6 +32,21 @@ def test_a_step_is_the_dense_step(options: dict, shape: tuple[int, ...], monkeyp
         torch.testing.assert_close(found, want)
 
 
+@pytest.mark.parametrize("dead", [0, 5, 30])
+def test_the_auxiliary_loss_of_a_few_dead_latents(dead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(3)
+    sae = SparseAutoencoder(12, 40, 3, aux=True, dead_after=0).double()
+    x = torch.randn(9, 12, dtype=torch.float64)
+    found = []
+    for skips in (True, False):
+        monkeypatch.setattr(SparseAutoencoder, "_skips", lambda self, x, skips=skips: skips)
+        monkeypatch.setattr(SparseAutoencoder, "_watch", lambda self, latents: self.silent.copy_(torch.arange(40) < dead))
+        loss = sae.loss(x)
+        found.append([loss.detach(), *torch.autograd.grad(loss, list(sae.parameters()))])
+    for sparse, want in zip(*found, strict=True):
+        torch.testing.assert_close(sparse, want)
+
+
 def test_products_and_their_first_and_second_derivatives() -> None:
     at = places(torch.tensor([7, 1, 3]), (2, 4))
     x, weight, rows = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((2, 3), (3, 4), (4, 3)))
@@ -48,7 +63,7 @@ def test_a_place_without_any_value_is_zero() -> None:
     assert torch.equal(combine(torch.empty(0), torch.randn(4, 3), nothing), torch.zeros(2, 3))
 
 
-@pytest.mark.parametrize("options", [{"method": "sigmoid"}, {"aux": True}, {"k": 20}], ids=str)
+@pytest.mark.parametrize("options", [{"method": "sigmoid"}, {"aux": True, "passes": 2}, {"k": 20}], ids=str)
 def test_what_has_a_gradient_everywhere_goes_the_dense_way(options: dict) -> None:
     sae = SparseAutoencoder(12, 40, **({"k": 3} | options))
     assert not sae._skips(torch.randn(5, 12))

@@ -146,7 +146,7 @@ class SparseAutoencoder(Annealed):
         self.stats = {"fvu": fvu.detach(), "l0": (latents.detach() != 0).sum(-1).float().mean(), "dead": dead.float().mean()}
         loss = fvu
         if self.aux and self.training:
-            loss = loss + AUX * self._aux_loss(x - recon.detach(), pre, dead)
+            loss = loss + AUX * self._aux_loss(x, x - recon.detach(), pre, dead)
         return loss + self.k.penalty(self.k(x - self.b_dec)) if isinstance(self.k, LearnedK) else loss
 
     def save(self, folder: str | Path, *, format: Literal["sae_lens", "khot"] = "sae_lens") -> None:
@@ -178,7 +178,7 @@ class SparseAutoencoder(Annealed):
 
     def _skips(self, x: Tensor) -> bool:
         """Whether a step may leave out the products with what is not selected, because nothing else has a gradient."""
-        few = isinstance(self.k, int) and 8 * self.count <= self.d_sae and self.method is None and not self.aux
+        few = isinstance(self.k, int) and 8 * self.count <= self.d_sae and self.method is None and (not self.aux or self.passes == 1)
         plain = x.dtype == self.W_enc.dtype and x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(x.device.type)
         return few and plain and x.numel() > 0 and x.shape[-1] == self.d_in and self.training and torch.is_grad_enabled() and in_reach(x)
 
@@ -277,12 +277,18 @@ class SparseAutoencoder(Annealed):
         active = (rows != 0).any(0)
         self.silent.copy_(torch.where(active, 0, self.silent + rows.shape[0]))
 
-    def _aux_loss(self, left: Tensor, pre: Tensor, dead: Tensor) -> Tensor:
+    def _aux_loss(self, x: Tensor, left: Tensor, pre: Tensor, dead: Tensor) -> Tensor:
         """How well the dead latents alone would explain what is left, relative to its size; 0 where none is dead."""
-        scores = torch.where(dead, pre.relu(), -1.0)
-        best = scores.topk(min(self.d_sae, self.d_in // 2 or 1))
+        decoder = self.decoder
+        if self._skips(x):  # what was left out is needed for the dead ones
+            which = dead.nonzero().squeeze(-1)
+            if not len(which):
+                return left.new_zeros(())
+            pre = (x - self.b_dec) @ self.W_enc.index_select(1, which) + self.b_enc.index_select(0, which)
+            decoder, dead = decoder.index_select(0, which), dead[which]
+        best = torch.where(dead, pre.relu(), -1.0).topk(min(pre.shape[-1], self.d_in // 2 or 1))
         code = torch.zeros_like(pre).scatter(-1, best.indices, best.values.relu())
-        relative = (left - code @ self.decoder).square().sum() / left.square().sum()
+        relative = (left - code @ decoder).square().sum() / left.square().sum()
         return torch.where(dead.any(), relative, 0.0)
 
     def extra_repr(self) -> str:
