@@ -12,7 +12,9 @@ for name in ("ignite", "safetensors"):
 
 from bench.__main__ import main as bench  # noqa: E402
 from bench.vision import minilm, overhead, throughput  # noqa: E402
+from khot.train import records  # noqa: E402
 from tests.slow_vision import with_torchvision  # noqa: E402
+from tests.test_results import record as run_record  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +72,29 @@ def test_the_mean_is_over_the_words_that_are_left_and_over_no_padding() -> None:
     torch.testing.assert_close(encoder._mean(words)[1], hidden[1, real].mean(0))
 
 
+def test_the_page_has_the_tables_of_the_records_between_its_marks(tmp_path: Path) -> None:
+    page, facts = tmp_path / "page.md", {"python": "3", "torch": "2", "commit": "abc"}
+    page.write_text(
+        "".join(f"{name}\n<!-- measured {name} -->\nold\n<!-- measured end -->\n" for name in ("canvas", "runs", "minilm", "reduction"))
+    )
+    canvas = {"method": "relaxed", "k": 4, "steps": 10, "batch": 8, "test": 100, "steps_to_90": 5, "cpu_minutes": 0.5} | facts
+    for seed, top1 in enumerate((90.0, 92.0)):
+        records.append(tmp_path / "canvas.jsonl", canvas | {"seed": seed, "top1": top1})
+    for name, right in (("vit", 80), ("topk_dynamic", 79)):
+        records.append(tmp_path / "fashion_mnist.jsonl", run_record(name, "fashion_mnist", 0, right) | facts)
+    whole = {"choice": "all tokens", "tuned": False, "keep": 1.0, "data": "cifar10", "images": 100, "top1": 60.0} | facts
+    for change in ({}, {"choice": "cls attention", "keep": 0.5, "top1": 58.0}):
+        row = whole | change
+        records.append(tmp_path / "reduction.jsonl", row | {"correct": records.pack(torch.arange(100) < row["top1"])})
+    for _ in range(2):
+        assert bench(["vision", "page", "--records", str(tmp_path), "--out", str(page)]) == 0
+    text = page.read_text()
+    assert "old" not in text and text.count("measured end") == 4 and "minilm\n<!-- measured minilm -->\nNot run yet." in text
+    assert "| relaxed | 91.0 ± 1.4 | 2 | 5, 5 | 0.5 |" in text
+    assert "| Fashion-MNIST | TopKDynamicModel | ViT | 0 | -1.00 |" in text and "| MLP-mixer | Fashion-MNIST | not run |" in text
+    assert "| cls attention | none | 2.00 ± 2.74 |" in text
+
+
 def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(["vision", "throughputs"]) == 2
-    assert "throughput,overhead,minilm" in capsys.readouterr().err
+    assert "throughput,overhead,minilm,page" in capsys.readouterr().err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("throughput", "overhead", "minilm")
+NAMES = ("throughput", "overhead", "minilm", "page")
 
 
 def main(argv: list[str]) -> int:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from bench.common import RESULTS, Recorder, parser
+from bench.common import RESULTS, Recorder, Table, parser, print_tables
 from khot.models import create_model
 from khot.train.batches import Batches, StepSampler
 from khot.train.config import TrainConfig
@@ -31,9 +31,25 @@ def main(argv: list[str]) -> int:
     default = RESULTS / "vision" / ("overhead-quick.jsonl" if given.quick else "overhead.jsonl")
     with tempfile.TemporaryDirectory() as folder:
         row = measure(Path(folder), steps, rounds, batch_size=8 if given.quick else 128)
-    Recorder("vision overhead", given.out or default, append=given.append).add(**row)
-    print(" ".join(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in row.items()))
+    record = Recorder("vision overhead", given.out or default, append=given.append)
+    record.add(**row)
+    print_tables(tables(record.rows))
     return 0
+
+
+def tables(rows: list[dict[str, Any]]) -> list[Table]:
+    lines = [
+        [
+            f"{row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f})",
+            f"{1e3 * row['step_seconds']:.0f} ms",
+            f"{1e3 * row['checkpoint_seconds']:.0f} ms",
+            f"{100 * row['checkpoint_share_of_200_steps']:.2f} %",
+            f"{100 * row['loading_share']:.1f} %",
+        ]
+        for row in rows
+    ]
+    head = ["engine over a bare loop", "step of the bare loop", "checkpoint", "a checkpoint every 200 steps", "data loading"]
+    return [Table(f"{rows[0]['model']}, batch {rows[0]['batch']}", head, lines)]
 
 
 def measure(folder: Path, steps: int, rounds: int, batch_size: int) -> dict[str, Any]:
