@@ -59,9 +59,9 @@ class Searcher(nn.Module):
     def __init__(self, method: str, k: int = 4, dim: int = 96) -> None:
         super().__init__()
         self.method, self.k, self.tau = method, k, 1.0
-        layers = ((1, 16, 2), (16, 32, 2), (32, 32, 1))  # channels in and out, stride: 28 x 28 to 7 x 7
+        layers = ((1, 16, 1), (16, 32, 2), (32, 32, 1))  # channels in and out, stride
         convolutions = [nn.Sequential(nn.Conv2d(a, b, 3, stride, 1), nn.ReLU()) for a, b, stride in layers]
-        self.scorer = nn.Sequential(*convolutions, nn.Conv2d(32, 1, 3, padding=1), nn.Flatten())
+        self.scorer = nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(GRID), nn.Conv2d(32, 1, 3, padding=1), nn.Flatten())
         self.embed = nn.Linear(PATCH * PATCH, dim)
         self.rows, self.columns = (nn.Parameter(torch.randn(shape) * 0.2) for shape in ((GRID, 1, dim), (1, GRID, dim)))
         self.absent = nn.Parameter(torch.randn(dim) * 0.02)  # what a patch that is not there looks like
@@ -198,7 +198,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--picture", default="sample", choices=METHODS, help="whose choices are drawn")
     parser.add_argument("--out", type=Path, help="where the picture goes")
     parser.add_argument("--records", type=Path, help="file of records, one JSON line per run")
-    for name, default in (("k", 4), ("steps", 1500), ("batch", 64), ("every", 50), ("test", 1000)):
+    for name, default in (("k", 4), ("steps", 1500), ("batch", 64), ("every", 100), ("test", 1000)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--lr", type=float, default=2e-3)
