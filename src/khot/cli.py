@@ -20,7 +20,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["train"]:  # its flags are those of the configuration, read by jsonargparse
         return _train(given[1:])
-    options = _parser().parse_args(given)
+    parser = _parser()
+    if not given:
+        parser.exit(2, parser.format_help())
+    options = parser.parse_args(given)
     return options.run(options)
 
 
