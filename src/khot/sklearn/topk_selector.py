@@ -31,7 +31,7 @@ class TopKSelector(SelectorMixin, BaseEstimator):
             ``y`` the network reconstructs all of ``X``.
         steps: gradient steps in each run.
         batch_size: rows in each step.
-        hidden: width of the default network.
+        hidden: width of the default network; 0 judges by a linear model, which small samples can bear (take ``rate=1e-2``).
         rate: learning rate of the network.
         score_rate: learning rate of the scores.
         tau: temperature at the start and at the end.
