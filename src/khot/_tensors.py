@@ -56,6 +56,11 @@ group_named: Callable[[str], Any] = _private("distributed.distributed_c10d._reso
 standard_gamma: Callable[..., Tensor] = _private("_standard_gamma", _gamma)
 
 
+def source(generator: torch.Generator | None) -> dict[str, Any]:
+    """The argument ``generator=`` where there is one. Given as ``None``, it leads to an overload that takes no symbolic sizes."""
+    return {} if generator is None else {"generator": generator}
+
+
 def in_forward_mode() -> bool:
     """Whether a level of forward-mode differentiation is open."""
     return getattr(forward_ad, "_current_level", 0) >= 0

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from khot._settle import Among
-from khot._tensors import Number, column
+from khot._tensors import Number, column, source
 from khot.primitives.limits import check_size
 from khot.primitives.successive import successive_softmaxes, sum_of_softmaxes
 from khot.registry import relaxation
 
 
 def gumbel_noise(scores: Tensor, generator: torch.Generator | None) -> Tensor:
-    uniform = torch.rand(scores.shape, generator=generator, dtype=scores.dtype, device=scores.device)
+    uniform = torch.rand(scores.shape, dtype=scores.dtype, device=scores.device, **source(generator))
     return -(-uniform.clamp(min=torch.finfo(scores.dtype).tiny).log()).log()
 
 
