@@ -101,7 +101,7 @@ def test_a_linear_judge_finds_the_linear_part_of_a_small_sample() -> None:
     generator = np.random.RandomState(0)
     x = generator.normal(size=(120, 200))
     y = x[:, 7] + x[:, 70] - x[:, 170] > 0
-    chosen = fast(hidden=0, rate=1e-2).fit(x, y).get_support(indices=True)
+    chosen = fast(hidden=0, rate=1e-2, design=None).fit(x, y).get_support(indices=True)
     assert chosen.tolist() == [7, 70, 170]
 
 
