@@ -63,8 +63,8 @@ class Searcher(nn.Module):
         convolutions = [nn.Sequential(nn.Conv2d(a, b, 3, stride, 1), nn.ReLU()) for a, b, stride in layers]
         self.scorer = nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(GRID), nn.Conv2d(32, 1, 3, padding=1), nn.Flatten())
         self.embed = nn.Linear(PATCH * PATCH, dim)
-        self.rows, self.columns = (nn.Parameter(torch.randn(shape) * 0.2) for shape in ((GRID, 1, dim), (1, GRID, dim)))
-        self.absent = nn.Parameter(torch.randn(dim) * 0.02)  # what a patch that is not there looks like
+        self.place = nn.Linear(2, dim)
+        self.absent = nn.Parameter(torch.cat([torch.randn(dim) * 0.02, torch.full((2,), (GRID - 1) / 2)]))  # a patch that is not there
         layer = nn.TransformerEncoderLayer(dim, 4, 2 * dim, dropout=0.0, batch_first=True, norm_first=True)
         self.classify = nn.Sequential(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.LayerNorm(dim))
         self.head = nn.Linear(dim, 10)
@@ -74,15 +74,19 @@ class Searcher(nn.Module):
         return F.layer_norm(self.scorer(F.avg_pool2d(canvases, 4)), (GRID * GRID,)) * 2
 
     def tokens(self, canvases: Tensor) -> Tensor:
+        """``(B, 49, dim + 2)``: every patch, embedded, with its row and column."""
         patches = F.unfold(canvases, PATCH, stride=PATCH).transpose(1, 2)  # (B, 49, 256)
-        return self.embed(patches) + (self.rows + self.columns).flatten(0, 1)
+        places = torch.cartesian_prod(torch.arange(GRID), torch.arange(GRID)).float()
+        return torch.cat([self.embed(patches), places.expand(len(canvases), -1, -1)], -1)
 
     def forward(self, canvases: Tensor) -> Tensor:
         chosen = self.choose(self.tokens(canvases), self.scores(canvases))
-        return self.head(self.classify(chosen).mean(1))
+        patches, places = chosen.tensor_split([chosen.shape[-1] - 2], -1)
+        places = places - places.mean(1, keepdim=True)  # where a patch lies among the chosen, wherever the digit is
+        return self.head(self.classify(patches + self.place(places)).mean(1))
 
     def choose(self, tokens: Tensor, scores: Tensor) -> Tensor:
-        """``(B, 49, dim) -> (B, k, dim)``; relaxed: all 49, weighted, while training."""
+        """The k best of 49 tokens; relaxed: k weighted means of all of them, while training."""
         if self.method == "random":
             scores = torch.rand_like(scores)
         if not self.training or self.method in ("hard", "random"):
@@ -198,7 +202,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--picture", default="sample", choices=METHODS, help="whose choices are drawn")
     parser.add_argument("--out", type=Path, help="where the picture goes")
     parser.add_argument("--records", type=Path, help="file of records, one JSON line per run")
-    for name, default in (("k", 4), ("steps", 1500), ("batch", 64), ("every", 100), ("test", 1000)):
+    for name, default in (("k", 4), ("steps", 700), ("batch", 64), ("every", 50), ("test", 1000)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--lr", type=float, default=2e-3)

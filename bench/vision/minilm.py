@@ -32,6 +32,7 @@ def main(argv: list[str]) -> int:
     options.add_argument("--texts", type=int, default=1000, help="indexed and asked, each")
     options.add_argument("--length", type=int, default=128, help="tokens of a text; the model was trained on 128")
     options.add_argument("--at", type=int, nargs="+", default=[1, 3, 4], help="blocks that drop words")
+    options.add_argument("--keep", type=float, nargs="+", default=list(KEEPS))
     options.add_argument("--validate", action="store_true", help="ask with other training texts instead of the test texts: to choose --at")
     options.add_argument("--only", choices=("accuracy", "speed"))
     given = options.parse_args(argv)
@@ -43,7 +44,7 @@ def main(argv: list[str]) -> int:
         for row in accuracy(encoder, given, 40 if given.quick else given.texts):
             record.add(**row)
     if given.only != "accuracy":
-        for row in speed(encoder, tuple(given.at), 0.5 if given.quick else 20.0):
+        for row in speed(encoder, given, 0.5 if given.quick else 12.0):
             record.add(**row)
     print_tables(tables(record.rows))
     return 0
@@ -108,12 +109,12 @@ def accuracy(encoder: Encoder, given: Any, n: int) -> Iterator[Row]:
     training = some(read_texts(given.data_dir, "train"), 2 * n, given.seed)
     asked = training[n:] if given.validate else some(read_texts(given.data_dir, "test"), n, given.seed)
     index = training[:n]
-    for keep in (1.0, *KEEPS[:2]) if given.validate else (1.0, *KEEPS):
+    for keep in (1.0, *given.keep):
         encoder.reduce(keep, tuple(given.at))
         known, questions = (encoder.embed([text for _, text in texts], given.length) for texts in (index, asked))
         right = vote(known, questions, [group for group, _ in index], [group for group, _ in asked])
         row = {"what": "accuracy", "keep": keep, "top1": 100 * float(right.double().mean()), "correct": pack(right)}
-        yield row | {"texts": n, "length": given.length, "at": list(given.at), "seed": given.seed}
+        yield row | {"texts": n, "length": given.length, "at": given.at, "seed": given.seed}
 
 
 def vote(known: Tensor, questions: Tensor, groups: list[str], wanted: list[str]) -> Tensor:
@@ -125,17 +126,17 @@ def vote(known: Tensor, questions: Tensor, groups: list[str], wanted: list[str])
     return torch.tensor([names[i] == group for i, group in zip(votes.argmax(1).tolist(), wanted, strict=True)])
 
 
-def speed(encoder: Encoder, at: tuple[int, ...], seconds: float, batch: int = 32, length: int = 256) -> Iterator[Row]:
+def speed(encoder: Encoder, given: Any, seconds: float, batch: int = 32, length: int = 256) -> Iterator[Row]:
     """Texts per second of the model alone, all of them ``length`` tokens long."""
     words = torch.randint(1000, encoder.model.config.vocab_size, (batch, length))
     khot.restore_tokens(encoder.model)
-    models = {keep: khot.reduce_tokens(copy.deepcopy(encoder.model), keep, at=at) for keep in KEEPS}
+    models = {keep: khot.reduce_tokens(copy.deepcopy(encoder.model), keep, at=given.at) for keep in given.keep}
     calls = {keep: lambda each=each: each(input_ids=words) for keep, each in {1.0: encoder.model, **models}.items()}
     with torch.inference_mode():
         times = race(calls, seconds=seconds, patience=3 * seconds)
     for keep, timing in times.items():
         row = {"what": "speed", "keep": keep, "speedup": 1 / timing.ratio(times[1.0]), "texts_per_second": batch / timing.median}
-        yield row | {"batch": batch, "length": length, "at": list(at), **timing.row()}
+        yield row | {"batch": batch, "length": length, "at": given.at, **timing.row()}
 
 
 def tables(rows: list[Row]) -> list[Table]:
