@@ -149,9 +149,10 @@ def test_dictionary(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_sindy(tmp_path: Path) -> None:
     pytest.importorskip("pysindy")
-    rows = run("sindy", tmp_path, "--systems", "lorenz")
-    assert [row["row"] for row in rows] == ["khot", "ssr"] and all(0 < row["accuracy"] <= 1 for row in rows)
-    assert rows[0]["accuracy"] >= 0.7 and run("sindy", tmp_path, "--systems", "lorenz") == rows
+    flags = ("--systems", "lorenz", "--rows", "khot,khot-validation,ssr")
+    rows = run("sindy", tmp_path, *flags)
+    assert [row["row"] for row in rows] == ["khot", "khot-validation", "ssr"] and all(0 < row["accuracy"] <= 1 for row in rows)
+    assert min(row["accuracy"] for row in rows[:2]) >= 0.7 and run("sindy", tmp_path, *flags) == rows
 
 
 @pytest.mark.slow
