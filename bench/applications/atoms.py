@@ -10,7 +10,7 @@ import torch
 Coder = Callable[[np.ndarray, np.ndarray, int, float | None], np.ndarray]  # (x, atoms, k, error) -> codes
 Learner = Callable[[np.ndarray, int, int, float | None, int], np.ndarray]
 
-# Over the patches. K-SVD's are the published ones; khot's, and its batches, were chosen on the photographs ascent and camera as what a fifth
+# Over the patches. K-SVD's are the published ones; khot's, and its batches, were chosen on the pictures ascent and camera as what a fifth
 # of K-SVD's time allows; scikit-learn's lasso takes milliseconds for each patch.
 PASSES = {"khot": 8, "ksvd": 10, "sklearn": 1}
 BATCH = 4000
