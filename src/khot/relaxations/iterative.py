@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from khot._settle import Among
-from khot._tensors import Number, column, deeper
+from khot._tensors import Number, column, deeper, readable
 from khot.primitives.limits import check_size
 from khot.primitives.pieces import mask_by_rows, select_by_rows
 from khot.registry import relaxation
@@ -25,12 +26,34 @@ def _rows(scores: Tensor, k: int, tau: Number, alpha: float, among: Among | None
     turn = turn.scatter(
         -1, index, torch.arange(k, dtype=torch.long, device=scores.device).expand_as(index)
     )  # the row that takes the item out
-    return functools.partial(_some_rows, scores, among, scores.gather(-1, index), turn.unsqueeze(-2), column(tau, scores), alpha)
+    width = column(tau, scores)
+    most = _farthest(scores.detach(), width)
+    return functools.partial(_some_rows, scores, among, scores.gather(-1, index), turn.unsqueeze(-2), width, alpha, most)
 
 
-def _some_rows(scores: Tensor, among: Among | None, top: Tensor, turn: Tensor, tau: Number, alpha: float, start: int, stop: int) -> Tensor:
+def _farthest(scores: Tensor, tau: Number) -> float | None:
+    """Where a gap has to be cut: its square shall be a number. So far out the softmax is 0, and so is its gradient."""
+    if readable(scores):
+        gap = (scores.amax(-1, keepdim=True) - scores.amin(-1, keepdim=True)) / tau
+        if math.isfinite(gap.square().sum().item()):
+            return None
+    return torch.finfo(scores.dtype).max ** 0.25
+
+
+def _some_rows(
+    scores: Tensor,
+    among: Among | None,
+    top: Tensor,
+    turn: Tensor,
+    tau: Number,
+    alpha: float,
+    most: float | None,
+    start: int,
+    stop: int,
+) -> Tensor:
     row = torch.arange(start, stop, dtype=torch.long, device=scores.device).unsqueeze(-1)
     gap = (top[..., start:stop, None] - scores.unsqueeze(-2)) / deeper(tau)
+    gap = gap if most is None else gap.clamp(-most, most)
     gone = turn < row
     if among is not None:  # a row without any item left keeps the one that is its own, so that no softmax is empty
         gone = (gone | ~among.items.unsqueeze(-2)) & (turn != row)
