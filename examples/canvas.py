@@ -80,15 +80,14 @@ class Searcher(nn.Module):
         return torch.cat([self.embed(patches), places.expand(len(canvases), -1, -1)], -1)
 
     def forward(self, canvases: Tensor) -> Tensor:
-        chosen = self.choose(self.tokens(canvases), self.scores(canvases))
+        scores = torch.rand(len(canvases), GRID * GRID) if self.method == "random" else self.scores(canvases)
+        chosen = self.choose(self.tokens(canvases), scores)
         patches, places = chosen.tensor_split([chosen.shape[-1] - 2], -1)
         places = places - places.mean(1, keepdim=True)  # where a patch lies among the chosen, wherever the digit is
         return self.head(self.classify(patches + self.place(places)).mean(1))
 
     def choose(self, tokens: Tensor, scores: Tensor) -> Tensor:
         """The k best of 49 tokens; relaxed: k weighted means of all of them, while training."""
-        if self.method == "random":
-            scores = torch.rand_like(scores)
         if not self.training or self.method in ("hard", "random"):
             return khot.gather_topk(tokens, scores.detach(), self.k).values
         if self.method in MATRICES:
@@ -202,7 +201,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--picture", default="sample", choices=METHODS, help="whose choices are drawn")
     parser.add_argument("--out", type=Path, help="where the picture goes")
     parser.add_argument("--records", type=Path, help="file of records, one JSON line per run")
-    for name, default in (("k", 4), ("steps", 700), ("batch", 64), ("every", 50), ("test", 1000)):
+    for name, default in (("k", 4), ("steps", 1000), ("batch", 64), ("every", 50), ("test", 1000)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--lr", type=float, default=2e-3)
