@@ -141,6 +141,7 @@ def _explore(options: argparse.Namespace) -> int:
     except (ValueError, OSError) as error:
         sys.stderr.write(f"khot explore: {error}\n")
         return 1
+    torch.set_num_threads(1)  # of 64 items at most: several threads would wait for each other longer than they work
     print(f"khot explore: {server.address(listener)} (stop with Ctrl+C)", flush=True)
     server.serve(listener, browser=options.open)
     return 0
