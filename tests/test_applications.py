@@ -76,7 +76,7 @@ def test_steps_are_timed_beside_what_they_replace(folder: Path, monkeypatch: pyt
     for name, size in {"D_SAE": 128, "BATCH": 16, "TOKENS": 32}.items():
         monkeypatch.setattr(f"bench.applications.steps.{name}", size)
     rows = run("steps", folder)
-    assert len(rows) == 5 and all(row["ratio"] > 0 and row["base_ms"] > 0 for row in rows)
+    assert len(rows) == 6 and all(row["ratio"] > 0 and row["base_ms"] > 0 for row in rows)
 
 
 def test_sparse(folder: Path) -> None:
