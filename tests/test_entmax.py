@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -51,3 +53,13 @@ def test_entmax_meets_both_ends() -> None:
     assert_close(khot.entmax_topk(scores, 3, alpha=2), khot.euclidean_topk(scores, 3))
     assert_close(khot.entmax_topk(scores, 3, alpha=1.001), khot.sigmoid_topk(scores, 3), rtol=0, atol=2e-3)
     assert_close(khot.entmax_topk(scores, 3, alpha=1.999), khot.euclidean_topk(scores, 3), rtol=0, atol=2e-3)
+
+
+def test_compiles_without_a_warning() -> None:
+    """Dynamo warns of a cache that it looks into."""
+    torch._dynamo.reset()
+    x = torch.randn(3, 7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        y = torch.compile(lambda s: khot.entmax_topk(s, 2), fullgraph=True, backend="eager")(x)
+    torch.testing.assert_close(y, khot.entmax_topk(x, 2))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from numbers import Real
 
 from torch import Tensor
@@ -21,7 +20,6 @@ _MOST = 10.0  # beyond it the mask goes from 0 to 1 within 4e-4 tau: the hard to
 
 
 @builds("entmax")
-@functools.cache
 def tsallis(alpha: float) -> Family:
     """The squashing function of the Tsallis entropy for one ``alpha``, by its own solver at both known ends."""
     if alpha == 1:

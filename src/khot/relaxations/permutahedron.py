@@ -7,7 +7,6 @@ in O(n) without a sort.
 
 from __future__ import annotations
 
-import functools
 import math
 from numbers import Real
 
@@ -22,7 +21,6 @@ from khot.relaxations.euclidean import EUCLIDEAN
 
 
 @builds("permutahedron")
-@functools.cache
 def power(p: float) -> Family:
     r"""The squashing function of the regulariser :math:`\frac1p \|y\|_p^p`: :math:`F(u) = \min(u_+, 1)^{1/(p-1)}`."""
     if p == 2:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 _builders: dict[str, Callable[[float], Family]] = {}
 
@@ -44,11 +46,17 @@ def known(family: Family) -> Family:
 
 
 def builds(name: str) -> Callable[[Callable[[float], Family]], Callable[[float], Family]]:
-    """File the decorated function of ``alpha`` under ``name``."""
+    """File the decorated function of ``alpha`` under ``name``; a family is made once for each ``alpha``."""
 
     def file(builder: Callable[[float], Family]) -> Callable[[float], Family]:
-        _builders[name] = builder
-        return builder
+        kept = functools.cache(builder)
+
+        @functools.wraps(builder)
+        def build(alpha: float) -> Family:
+            return builder(alpha) if is_compiling() else kept(alpha)  # Dynamo looks into a cache, and warns of it
+
+        _builders[name] = build
+        return build
 
     return file
 
