@@ -5,7 +5,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import khot
-from khot.primitives.successive import _composed, successive_softmaxes, sum_of_softmaxes
+from khot.primitives.successive import composed, successive_softmaxes, sum_of_softmaxes
 
 F64 = torch.float64
 
@@ -25,7 +25,7 @@ def test_fused_rule_equals_plain_differentiation(tau):
     x = torch.randn(3, 7, dtype=F64).mul(2).requires_grad_()
     width = torch.tensor([[tau], [tau / 2], [2 * tau]], dtype=F64, requires_grad=True)
     way = torch.randn(3, 4, 7, dtype=F64)
-    fused, plain = successive_softmaxes(x, width, 4), _composed(x, width, 4)
+    fused, plain = successive_softmaxes(x, width, 4), composed(x, width, 4)
     torch.testing.assert_close(fused, plain, rtol=1e-12, atol=1e-14)
     for a, b in zip(*(torch.autograd.grad((y * way).sum(), (x, width)) for y in (fused, plain))):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from khot._tensors import Number, in_forward_mode, is_traced, readable, wide_dtype
+from khot.primitives import weights
 
 _LARGE = 0.9
 
@@ -37,12 +38,16 @@ def successive_softmaxes(logits: Tensor, tau: Number, k: int) -> Tensor:
                 [0.1259, 0.1259, 0.7482]])
     """
     if is_traced() or in_forward_mode() or not readable(logits):
-        return _composed(logits, tau, k)
+        return composed(logits, tau, k)
+    if weights.takes(logits, tau, k):
+        return weights.Stacked.apply(logits, tau, k).movedim(0, -2)
     return _Fused.apply(logits, tau, k).movedim(0, -2)
 
 
 def sum_of_softmaxes(logits: Tensor, tau: Number, k: int) -> Tensor:
-    """The sum of the ``k`` rows; without a gradient no matrix is built."""
+    """The sum of the ``k`` rows; without a gradient, or where weights will do, no matrix is built."""
+    if not (is_traced() or in_forward_mode()) and readable(logits) and weights.takes(logits, tau, k):
+        return weights.Summed.apply(logits, tau, k)
     learns = torch.is_grad_enabled() and (logits.requires_grad or isinstance(tau, Tensor) and tau.requires_grad)
     if learns or is_traced() or in_forward_mode() or not readable(logits):
         return successive_softmaxes(logits, tau, k).sum(-2)
@@ -55,7 +60,8 @@ def sum_of_softmaxes(logits: Tensor, tau: Number, k: int) -> Tensor:
     return total.add_(part).to(logits.dtype)
 
 
-def _composed(logits: Tensor, tau: Number, k: int) -> Tensor:
+def composed(logits: Tensor, tau: Number, k: int) -> Tensor:
+    """The same by differentiable steps."""
     rows = []
     for i in range(k):
         log_p = torch.log_softmax(logits, -1)
@@ -119,7 +125,7 @@ class _Fused(Function):
         tau = rest[0] if rest else ctx.tau
         if torch.is_grad_enabled():  # it will be differentiated again
             inputs = [x for x, needs in zip((logits, tau), ctx.needs_input_grad, strict=False) if needs]
-            found = torch.autograd.grad(_composed(logits, tau, ctx.k).movedim(-2, 0), inputs, grad, create_graph=True)
+            found = torch.autograd.grad(composed(logits, tau, ctx.k).movedim(-2, 0), inputs, grad, create_graph=True)
             places = iter(found)
             return *(next(places) if needs else None for needs in ctx.needs_input_grad[:2]), None
         return *_walk_back(grad, rows, seen, tau, ctx.needs_input_grad[1]), None

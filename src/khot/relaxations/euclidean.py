@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from khot._tensors import Number
 from khot.primitives.threshold.autograd import solve_mask
-from khot.primitives.threshold.family import Family, known
+from khot.primitives.threshold.family import Family, Quick, known
 from khot.registry import relaxation
+
+
+def _clamp(u: Tensor, out: Tensor) -> Tensor:
+    return torch.clamp(u, 0, 1, out=out)
+
+
+def _sums(u: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
+    total = _clamp(u, free).sum(-1, keepdim=True)
+    return total, torch.eq(u, free, out=free).sum(-1, keepdim=True)
+
 
 EUCLIDEAN = known(
     Family(
@@ -17,6 +28,7 @@ EUCLIDEAN = known(
         slope=lambda y: (y * (1 - y)).sign(),  # 1 inside, 0 at both ends; comparisons and a cast cost four times as much
         entropy=lambda y: y * (1 - y) / 2,
         smooth=False,
+        quick=Quick(_clamp, lambda u, y, out: torch.eq(u, y, out=out), _sums),
     )
 )
 

@@ -10,10 +10,14 @@ import torch
 from torch import Tensor
 
 from khot._settle import Among
-from khot._tensors import Number, column, deeper, readable
+from khot._tensors import Number, column, deeper, in_forward_mode, is_traced, readable
 from khot.primitives.limits import check_size
+from khot.primitives.peaks import Peaks
 from khot.primitives.pieces import mask_by_rows, select_by_rows
 from khot.registry import relaxation
+
+_DTYPES = (torch.float32, torch.float64)
+_LEAST, _MOST = 1e-15, 1e15  # numbers that may be squared
 
 
 def _rows(scores: Tensor, k: int, tau: Number, alpha: float, among: Among | None) -> Callable[[int, int], Tensor]:
@@ -60,11 +64,36 @@ def _some_rows(
     return torch.softmax((-alpha * gap.square()).masked_fill(gone, -torch.inf), -1)
 
 
+def _peaks(scores: Tensor, k: int, tau: Number, alpha: float, among: Among | None, summed: bool) -> Tensor | None:
+    """The matrix, or its rows ``summed``, by blocks; ``None`` where the steps must be visible or have another form."""
+    plain = among is None and not isinstance(tau, Tensor) and scores.numel() and k > 0 and _LEAST < alpha < _MOST
+    if not plain or is_traced() or in_forward_mode() or not readable(scores) or scores.dtype not in _DTYPES:
+        return None
+    check_size("iterative", *scores.shape[:-1], k, scores.shape[-1])
+    if not (_LEAST < tau < _MOST and float(scores.detach().abs().amax()) < _MOST * tau):
+        return None
+    n = scores.shape[-1]
+    flat = scores.reshape(-1, n)
+
+    def again(scores: Tensor) -> Tensor:
+        matrix = _rows(scores, k, tau, alpha, None)(0, k)
+        return matrix.sum(-2) if summed else matrix
+
+    out = Peaks.apply(flat, flat.detach().topk(k).indices, alpha / tau**2, summed, again)
+    return out.reshape(*scores.shape[:-1], *(() if summed else (k,)), n)
+
+
 def _matrix(scores: Tensor, k: int, tau: Number = 1.0, *, alpha: float = 2.0, among: Among | None = None) -> Tensor:
+    found = _peaks(scores, k, tau, alpha, among, summed=False)
+    if found is not None:
+        return found
     return _rows(scores, k, tau, alpha, among)(0, k)
 
 
 def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, alpha: float = 2.0, among: Among | None = None) -> Tensor:
+    found = _peaks(scores, k, tau, alpha, among, summed=True)
+    if found is not None:
+        return found
     return mask_by_rows(_rows(scores, k, tau, alpha, among), scores, k, among)
 
 

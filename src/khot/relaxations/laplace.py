@@ -9,13 +9,31 @@ from torch import Tensor
 
 from khot._tensors import Number
 from khot.primitives.threshold.autograd import solve_mask
-from khot.primitives.threshold.family import Family, known
+from khot.primitives.threshold.family import Family, Quick, known
 from khot.registry import relaxation
 
 
 def _cdf(u: Tensor) -> Tensor:
-    tail = torch.exp(-u.abs()).mul_(0.5)
-    return torch.copysign(tail, -u).add_(~u.signbit())  # the tail below, 1 - tail above; torch.where takes ten times as long
+    side = u.sign()  # the tail below, 1 - tail above, and 1/2 between; torch.where takes ten times as long
+    return torch.addcmul(side * 0.5 + 0.5, side, torch.exp(-u.abs()), value=-0.5)
+
+
+def _write(u: Tensor, out: Tensor) -> Tensor:
+    tail = torch.abs(u, out=out).neg_().exp_()
+    half = u.sign_().mul_(0.5)
+    tail.mul_(half)
+    return torch.sub(half.add_(0.5), tail, out=out)
+
+
+def _tails(u: Tensor, y: Tensor, out: Tensor) -> Tensor:
+    return torch.minimum(y, torch.sub(1, y, out=out), out=out)
+
+
+def _sums(u: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
+    slope = torch.abs(u, out=free).mul_(-1 / math.log(2)).exp2_().sum(-1, keepdim=True)  # exp takes three times as long as exp2
+    side = u.sign_()
+    above = side.sum(-1, keepdim=True).add_(u.shape[-1])
+    return above.sub_(side.mul_(free).sum(-1, keepdim=True)).mul_(0.5), slope.mul_(0.5)
 
 
 def _inverse(y: Tensor) -> Tensor:
@@ -46,6 +64,7 @@ LAPLACE = known(
         entropy=_entropy,
         log_f=_log_cdf,
         log_slope=_log_density,
+        quick=Quick(_write, _tails, _sums),
     )
 )
 

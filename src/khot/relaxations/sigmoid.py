@@ -8,7 +8,7 @@ from torch.nn.functional import logsigmoid
 
 from khot._tensors import Number
 from khot.primitives.threshold.autograd import solve_mask
-from khot.primitives.threshold.family import Family, known
+from khot.primitives.threshold.family import Family, Quick, known
 from khot.registry import relaxation
 
 
@@ -17,6 +17,15 @@ def binary_entropy(y: Tensor) -> Tensor:
     inside = (y > 0) & (y < 1)
     p = torch.where(inside, y, 0.5)
     return torch.where(inside, -torch.special.xlogy(p, p) - torch.special.xlog1py(1 - p, -p), 0.0)
+
+
+def _slope(u: Tensor, y: Tensor, out: Tensor) -> Tensor:
+    return torch.addcmul(y, y, y, value=-1, out=out)
+
+
+def _sums(u: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
+    y = u.sigmoid_()
+    return y.sum(-1, keepdim=True), _slope(u, y, free).sum(-1, keepdim=True)
 
 
 SIGMOID = known(
@@ -28,6 +37,7 @@ SIGMOID = known(
         entropy=binary_entropy,
         log_f=logsigmoid,
         log_slope=lambda u: logsigmoid(u) + logsigmoid(-u),
+        quick=Quick(lambda u, out: torch.sigmoid(u, out=out), _slope, _sums, bow=1 / 32),
     )
 )
 

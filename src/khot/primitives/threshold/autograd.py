@@ -19,7 +19,7 @@ from torch import Tensor, is_grad_enabled
 from torch.autograd.function import Function
 
 from khot import kernels
-from khot._tensors import Number, column, in_forward_mode, is_recorded, nests, without_tangent, work_dtype
+from khot._tensors import Number, column, in_forward_mode, in_reach, is_recorded, nests, without_tangent, work_dtype
 from khot.primitives.threshold.family import Family
 from khot.primitives.threshold.rows import LOCAL, Rows
 from khot.primitives.threshold.solve import solve_rows
@@ -50,6 +50,8 @@ def solve_columns(scores: Tensor, k: Number, tau: Number, family: Family) -> Ten
         return native.forward(scores, k, tau, family.kernel, shift=False, curve=family.curve)[0]
     if is_recorded():
         return by_operator(scores, k, tau, family)
+    if not (is_grad_enabled() and (scores.requires_grad or _learns(k, tau))) and in_reach(scores):
+        return mask_and_shift(scores, k, tau, family, native=False)[0]
     return _Rule.apply(scores, k, tau, family, False, LOCAL)[0]
 
 

@@ -5,13 +5,28 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
 _builders: dict[str, Callable[[float], Family]] = {}
+
+
+def logit_line(mean: Tensor) -> tuple[Tensor, Tensor]:
+    """A function of the mean of a mask that is nearly straight in the threshold, and the reciprocal of its slope in the mean."""
+    return torch.logit(mean), torch.addcmul(mean, mean, mean, value=-1)
+
+
+class Quick(NamedTuple):
+    """A smooth or sharp family's passes over rows in memory, in place: ``out`` and ``free`` are buffers."""
+
+    f: Callable[[Tensor, Tensor], Tensor]  # (u, out): F(u) to the last digit; a smooth family may overwrite u
+    slope: Callable[[Tensor, Tensor, Tensor], Tensor]  # (u, y, out): F'(u) to a few digits from what f left in u, and y = F(u)
+    sums: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # (u, free): of F(u) and F'(u) over rows, to a few digits; overwrites u
+    line: Callable[[Tensor], tuple[Tensor, Tensor]] = logit_line  # see there
+    bow: float = 0.125  # the error after a Newton step on it is mostly less than so many squares of the step
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -30,6 +45,8 @@ class Family:
     curve: Callable[[], Any] | None = None  # what that code wants besides, see khot.kernels.curve
     log_f: Callable[[Tensor], Tensor] | None = None  # log F(u) with its digits, where F never reaches 0
     log_slope: Callable[[Tensor], Tensor] | None = None  # log F'(u), likewise
+    bend: float = 1.0  # |F''| is at most so many times F' wherever F is not 0 in floating point; of smooth families
+    quick: Quick | None = None  # the same in place, where that is faster
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kernel", self.kernel or self.name)
@@ -37,6 +54,25 @@ class Family:
     def slope_at(self, u: Tensor, y: Tensor) -> Tensor:
         """``F'`` at ``u``, where ``y = F(u)`` is known."""
         return self.slope(y) if self.density is None else self.density(u)
+
+    def measure(self, u: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
+        """What ``F(u)`` and ``F'(u)`` sum to over rows, to a few digits. Both arguments are buffers that may be overwritten."""
+        if self.quick is not None:
+            return self.quick.sums(u, free)
+        y = self.f(u)
+        return y.sum(-1, keepdim=True), self.slope_at(u, y).sum(-1, keepdim=True)
+
+    def write(self, u: Tensor, out: Tensor) -> Tensor:
+        """``F(u)`` in ``out``."""
+        return out.copy_(self.f(u)) if self.quick is None else self.quick.f(u, out)
+
+    def write_slope(self, u: Tensor, y: Tensor, out: Tensor) -> Tensor:
+        """``F'(u)`` to a few digits in ``out``, after :meth:`write` left ``y = F(u)``."""
+        return out.copy_(self.slope_at(u, y)) if self.quick is None else self.quick.slope(u, y, out)
+
+    def line(self, mean: Tensor) -> tuple[Tensor, Tensor]:
+        """See :func:`logit_line`."""
+        return (logit_line if self.quick is None else self.quick.line)(mean)
 
 
 def known(family: Family) -> Family:

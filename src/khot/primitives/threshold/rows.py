@@ -80,9 +80,9 @@ def wide_sum(values: Tensor) -> Tensor:
     if values.dtype != torch.float32 or not readable(values) or n < _RUN * _RUN:  # no guard on the length while a graph is traced
         return values.sum(-1, keepdim=True, dtype=wide_dtype(values))
     even = n - n % _RUN
-    runs = values[..., :even].unflatten(-1, (_RUN, -1)).sum(-2)
-    rest = values[..., even:].sum(-1, keepdim=True, dtype=wide_dtype(values))
-    return runs.sum(-1, keepdim=True, dtype=wide_dtype(values)) + rest
+    if even < n:
+        return wide_sum(values[..., :even]) + values[..., even:].sum(-1, keepdim=True, dtype=wide_dtype(values))
+    return values.unflatten(-1, (_RUN, -1)).sum(-2).sum(-1, keepdim=True, dtype=wide_dtype(values))
 
 
 def sort_kth(x: Tensor, rank: Tensor) -> Tensor:
@@ -119,13 +119,6 @@ def resolves(resolver: Callable[..., Rows]) -> Callable[..., Rows]:
 def rows_of(places: str, *arguments: Any) -> Rows:
     """What an operator's ``places`` stands for: nothing for a row that is all here, else the name of where it is spread over."""
     return _resolvers[0](places, *arguments) if places else LOCAL
-
-
-def pieces(x: Tensor, rows: Rows = LOCAL) -> tuple[Tensor, ...]:
-    """A long row in parts that fit the cache, where Python's loop over them costs less than the memory traffic."""
-    if not rows.local or not readable(x) or x.numel() <= 2 * CACHE:
-        return (x,)
-    return x.split(max(CACHE * x.shape[-1] // x.numel(), 512), dim=-1)
 
 
 def order(value: Tensor) -> Tensor:

@@ -10,19 +10,22 @@ where nothing can be read (other devices, traces), go to the search with a brack
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
 
 import torch
 from torch import Tensor
 
-from khot._tensors import Number, is_bare, readable, wide_dtype
+from khot._tensors import Number, is_bare, is_traced, readable, wide_dtype
 from khot.primitives.threshold.bracket import Solved, solve_bracket
 from khot.primitives.threshold.family import Family
+from khot.primitives.threshold.inplace import Work, solve_ordinary
 from khot.primitives.threshold.quick import try_newton
 from khot.primitives.threshold.rows import CACHE, LOCAL, Rows
 
 _LONG = 1 << 15  # rows from here on start from a sample of themselves
+_RUNS = 1 << 10  # rows from here on are summed without a copy in float64, so that more of them fit the cache
 _STRIDE = 31  # prime, so that it does not beat with a power-of-two period in the scores
+_kept = threading.local()
 
 
 def solve_rows(x: Tensor, k: Number, tau: Number, family: Family, rows: Rows = LOCAL) -> Solved:
@@ -43,41 +46,89 @@ def solve_rows(x: Tensor, k: Number, tau: Number, family: Family, rows: Rows = L
     reads = readable(x) if rows.local else is_bare(x)
     if not reads or rows.empty(x):
         return solve_bracket(x, _as_column(k, x), tau, family, rows)
-    if not rows.local or x.numel() < 2 * CACHE or x.numel() == x.shape[-1]:
-        return _solve_read(x, k, tau, family, rows)
-    # A few rows at a time, so that their temporaries stay in the cache.
-    some = max(CACHE // x.shape[-1], 1)
-    parts = x.reshape(-1, x.shape[-1]).split(some)
-    mask, shift = torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty((*x.shape[:-1], 1))
-    outs = zip(mask.view(-1, x.shape[-1]).split(some), shift.view(-1, 1).split(some), strict=True)
-    for part, count, over, out in zip(parts, _split(k, some, len(parts)), _split(tau, some, len(parts)), outs, strict=True):
-        for to, value in zip(out, _solve_read(part, count, over, family, rows), strict=True):
-            to.copy_(value)
-    return Solved(mask, shift)
+    if rows.local:
+        return _solve_here(x, k, tau, family)
+    mask, shift, passed = try_newton(x, k, tau, family, rows)
+    return _mend(Solved(mask, shift), passed, x, k, tau, family, rows)
 
 
-def _split(value: Number, some: int, number: int) -> Sequence[Number]:
-    return value.reshape(-1, 1).split(some) if isinstance(value, Tensor) else [value] * number
+def _solve_here(x: Tensor, k: Number, tau: Number, family: Family) -> Solved:
+    """:func:`solve_rows` for rows whose values can be read: so many at a time that their temporaries stay in the cache."""
+    n = x.shape[-1]
+    flat = x.detach().reshape(-1, n).contiguous()
+    k, tau = (value.reshape(-1, 1) if isinstance(value, Tensor) else value for value in (k, tau))
+    to = Solved(torch.empty_like(flat), flat.new_empty((len(flat), 1)))
+    some = min(max((2 * CACHE if n >= _RUNS else CACHE) // n, 1), len(flat))
+    free = _buffers(flat, some, n if n <= 2 * CACHE else CACHE)
+    failed = []
+    for begin in range(0, len(flat), some):
+        rows = slice(begin, begin + some)
+        passed = _solve_some(flat[rows], _at(k, rows), _at(tau, rows), family, Solved(to.mask[rows], to.shift[rows]), free)
+        if passed is not None and not bool(passed.all()):
+            failed.append(begin + passed.logical_not_().flatten().nonzero().flatten())
+    if failed:
+        _try_again(torch.cat(failed), flat, k, tau, family, to, free)
+    return Solved(to.mask.view(x.shape), to.shift.view(*x.shape[:-1], 1))
+
+
+def _buffers(like: Tensor, rows: int, width: int) -> Tensor:
+    """Two buffers, which a thread keeps: fresh pages would cost as much as the arithmetic. A mode or transform gets its own."""
+    if is_traced():
+        return like.new_empty((2, rows, width))
+    held = _kept.__dict__.get(str(like.dtype))
+    if held is None or held.numel() < 2 * rows * width:
+        with torch.inference_mode(False):
+            held = _kept.__dict__[str(like.dtype)] = torch.empty(2 * rows * width, dtype=like.dtype, device="cpu")
+    return held[: 2 * rows * width].view(2, rows, width)
+
+
+def _at(value: Number, rows: slice | Tensor) -> Number:
+    return value[rows] if isinstance(value, Tensor) else value
+
+
+def _solve_some(x: Tensor, k: Number, tau: Number, family: Family, to: Solved, free: Tensor) -> Tensor | None:
+    """Write the mask and the threshold of ``(rows, n)`` scores, with two buffers; which rows passed, ``None`` for all."""
+    start, n = None, x.shape[-1]
+    if n >= _LONG:
+        part = x[:, ::_STRIDE]
+        start = _solve_here(part, k * (part.shape[-1] / n), tau, family).shift
+    shift, passed = solve_ordinary(Work(_parts(x, to.mask, free), n, k, tau, family), start)
+    to.shift.copy_(shift)
+    return passed
+
+
+def _parts(x: Tensor, mask: Tensor, free: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], ...]:
+    """The rows, or a long row in parts as wide as the buffers, beside their places in the mask and the two buffers."""
+    one, two = free[0, : len(x)], free[1, : len(x)]
+    width = free.shape[-1]
+    if width >= x.shape[-1]:
+        return ((x, mask, one, two),)
+    return tuple(
+        (a, b, one[:, : a.shape[-1]], two[:, : a.shape[-1]]) for a, b in zip(x.split(width, -1), mask.split(width, -1), strict=True)
+    )
+
+
+def _try_again(rest: Tensor, x: Tensor, k: Number, tau: Number, family: Family, to: Solved, free: Tensor) -> None:
+    """The few rows that held up the others: once more from where they stopped, and then with a bracket."""
+    x, k, tau = x[rest], _at(k, rest), _at(tau, rest)
+    again = Solved(torch.empty_like(x), to.shift[rest])
+    if len(rest) <= free.shape[1] and free.shape[-1] >= x.shape[-1]:
+        shift, passed = solve_ordinary(Work(_parts(x, again.mask, free), x.shape[-1], k, tau, family, careful=True), again.shift)
+        again = Solved(again.mask, shift) if passed is None else _mend(Solved(again.mask, shift), passed, x, k, tau, family, LOCAL)
+    else:
+        again = solve_bracket(x, _as_column(k, x), tau, family)
+    to.mask[rest], to.shift[rest] = again
 
 
 def _as_column(k: Number, x: Tensor) -> Tensor:
     return k if isinstance(k, Tensor) else torch.full((*x.shape[:-1], 1), k, dtype=wide_dtype(x), device=x.device)
 
 
-def _solve_read(x: Tensor, k: Number, tau: Number, family: Family, rows: Rows) -> Solved:
-    """:func:`solve_rows` for rows whose values can be read."""
-    start = None
-    if rows.local and x.shape[-1] >= _LONG:
-        part = x[..., ::_STRIDE].contiguous()
-        start = _solve_read(part, k * (part.shape[-1] / x.shape[-1]), tau, family, rows).shift
-    mask, shift, passed = try_newton(x, k, tau, family, rows, start)
+def _mend(tried: Solved, passed: Tensor, x: Tensor, k: Number, tau: Number, family: Family, rows: Rows) -> Solved:
+    """Solve the rows that did not pass with a bracket, in place."""
     if bool(passed.all()):
-        return Solved(mask, shift)
-    return _mend(Solved(mask, shift), ~passed.squeeze(-1), x, _as_column(k, x), tau, family, rows)
-
-
-def _mend(tried: Solved, rest: Tensor, x: Tensor, k: Tensor, tau: Number, family: Family, rows: Rows) -> Solved:
-    """Solve the rows named by ``rest`` with a bracket."""
+        return tried
+    rest, k = ~passed.squeeze(-1), _as_column(k, x)
     some = tau.expand_as(k)[rest] if isinstance(tau, Tensor) else tau
     mask, shift = solve_bracket(x[rest], k[rest], some, family, rows)
     if not rest.ndim:
