@@ -56,6 +56,13 @@ def topk_matrix(scores: Tensor, k: int) -> Tensor:
 def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
     """The value of ``hard``, the gradient of ``soft``.
 
+    Args:
+        hard: any shape; it receives no gradient.
+        soft: like ``hard``.
+
+    Returns:
+        Like ``hard``: its values, with a gradient that goes to ``soft`` unchanged.
+
     Example:
         >>> soft = torch.tensor([0.3, 0.7], requires_grad=True)
         >>> straight_through(torch.tensor([0.0, 1.0]), soft)

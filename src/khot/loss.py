@@ -50,6 +50,9 @@ def topk_inverse(mask: Tensor, tau: Number = 1.0, *, method: str = "sigmoid", di
         dim: the dimension that a per-row ``tau`` leaves out.
         options: the method's own.
 
+    Returns:
+        Scores like ``mask``.
+
     Example:
         >>> topk_inverse(torch.tensor([0.5, 0.25]))
         tensor([ 0.0000, -1.0986])
@@ -86,6 +89,9 @@ def topk_loss(
         dim: the dimension of the items.
         reduction: over the rows, ``mean``, ``sum`` or ``none``.
         options: the method's own.
+
+    Returns:
+        One number; with ``none`` one for each row, the scores' shape without ``dim``.
 
     Example:
         >>> topk_loss(torch.tensor([9.0, -9.0, 9.0]), torch.tensor([1.0, 0.0, 1.0]))

@@ -66,7 +66,7 @@ def select_topk_with_indices(
     largest: bool = True,
     **options: Any,
 ) -> Gathered:
-    """:func:`select_topk` and the indices of the items that the places stand for.
+    """:func:`select_topk` and the indices of the items that the places stand for; the arguments are the same.
 
     Returns:
         ``values``: what :func:`select_topk` returns; ``indices``: ``(..., k)``, the items with the ``k`` largest scores, largest first.

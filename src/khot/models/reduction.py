@@ -85,6 +85,12 @@ def reduce_tokens(
 def restore_tokens(model: Model) -> Model:
     """Undo :func:`reduce_tokens`; a model that was not changed stays as it is.
 
+    Args:
+        model: what :func:`reduce_tokens` was given.
+
+    Returns:
+        The same model, changed in place.
+
     Example:
         >>> model = khot.models.create_model("vit", preset="tiny")
         >>> khot.restore_tokens(khot.reduce_tokens(model, at=(1, 3))) is model
