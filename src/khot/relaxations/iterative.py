@@ -21,20 +21,36 @@ def _rows(scores: Tensor, k: int, tau: Number, alpha: float, among: Among | None
         raise ValueError(f"alpha must be positive, got {alpha}; the larger, the harder each row")
     check_size("iterative", *scores.shape[:-1], k, scores.shape[-1])
     index = (scores.detach() if among is None else among.hide(scores)).topk(k).indices
+    unit = column(tau, scores) / alpha**0.5
+    if among is None:
+        scaled = scores / unit
+        return functools.partial(_some_rows, scaled, scaled.gather(-1, index), index)
     turn = torch.full_like(scores, k, dtype=torch.long)
-    turn = turn.scatter(
-        -1, index, torch.arange(k, dtype=torch.long, device=scores.device).expand_as(index)
-    )  # the row that takes the item out
-    return functools.partial(_some_rows, scores, among, scores.gather(-1, index), turn.unsqueeze(-2), column(tau, scores), alpha)
+    places = torch.arange(k, dtype=torch.long, device=scores.device).expand_as(index)
+    turn = turn.scatter(-1, index, places).unsqueeze(-2)  # the row that takes the item out
+    return functools.partial(_some_special_rows, scores, among, scores.gather(-1, index), turn, unit)
 
 
-def _some_rows(scores: Tensor, among: Among | None, top: Tensor, turn: Tensor, tau: Number, alpha: float, start: int, stop: int) -> Tensor:
+def _some_rows(scaled: Tensor, top: Tensor, index: Tensor, start: int, stop: int) -> Tensor:
+    """Only items among the ``k`` largest are ever taken out: their logits are made apart and written over the others."""
+    mine = top[..., start:stop, None]
+    logits, among_top = _minus_square(mine - scaled.unsqueeze(-2)), _minus_square(mine - top.unsqueeze(-2))
+    row = torch.arange(start, stop, dtype=torch.long, device=scaled.device).unsqueeze(-1)
+    gone = torch.arange(top.shape[-1], dtype=torch.long, device=scaled.device) < row
+    found = index.unsqueeze(-2).expand(among_top.shape)
+    return torch.softmax(logits.scatter_(-1, found, among_top.masked_fill(gone, -torch.inf)), -1)
+
+
+def _minus_square(gap: Tensor) -> Tensor:
+    return torch.addcmul(gap.new_zeros(()), gap, gap, value=-1)  # one pass
+
+
+def _some_special_rows(scores: Tensor, among: Among, top: Tensor, turn: Tensor, unit: Number, start: int, stop: int) -> Tensor:
+    """A row without any item left keeps the one that is its own, so that no softmax is empty."""
     row = torch.arange(start, stop, dtype=torch.long, device=scores.device).unsqueeze(-1)
-    gap = (top[..., start:stop, None] - scores.unsqueeze(-2)) / deeper(tau)
-    gone = turn < row
-    if among is not None:  # a row without any item left keeps the one that is its own, so that no softmax is empty
-        gone = (gone | ~among.items.unsqueeze(-2)) & (turn != row)
-    return torch.softmax((-alpha * gap.square()).masked_fill(gone, -torch.inf), -1)
+    gap = (top[..., start:stop, None] - scores.unsqueeze(-2)) / deeper(unit)
+    gone = ((turn < row) | ~among.items.unsqueeze(-2)) & (turn != row)
+    return torch.softmax((-gap.square()).masked_fill(gone, -torch.inf), -1)
 
 
 def _matrix(scores: Tensor, k: int, tau: Number = 1.0, *, alpha: float = 2.0, among: Among | None = None) -> Tensor:

@@ -5,6 +5,7 @@
 // ordinary (infinite scores, no quick convergence) are left to the careful solver.
 #pragma once
 #include "solver.h"
+#include "transpose.h"
 
 namespace {
 
@@ -27,19 +28,22 @@ template <class F> class ShortRows {
       inv_tau[r] = r && tau[r] == tau[r - 1] ? inv_tau[r - 1] : 1 / tau[r];
       usable &= k[r] > 0 && rest[r] > 0 && tau[r] > 0 && inv_tau[r] < kInf<double> && complement == (k[r] > 0.5 * double(n));
       if (!usable) return;
+      inv_k[r] = complement ? -1 / rest[r] : 1 / k[r];
       memo.template set<F>(k[r], rest[r]);
       quantile[r] = memo.quantile, normal[r] = memo.normal;
     }
   }
 
-  // Solves up to kRows rows; returns which are done, one bit each.
-  unsigned solve(const Row<float>* x, const Row<float>* y, int rows) {
-    if (!usable) return 0;
-    read(x, rows);
-    unsigned good = start();
-    if (!good) return 0;
-    good &= complement ? iterate<true>() : iterate<false>();
-    return good & write(y, rows);
+  // Up to kRows rows to a block, and two blocks in turns: the steps of one are found beside those of the other. done: a bit for each row.
+  static void solve(ShortRows* blocks, int count, const Row<float>* x, const Row<float>* y, const int* rows, unsigned* done) {
+    bool open = false;
+    for (int b = 0; b < count; b++) open |= blocks[b].begin(x + b * kRows, rows[b]);
+    for (int round = 0; open; round++) {
+      for (int b = 0; b < count; b++) blocks[b].pass(round);
+      open = false;
+      for (int b = 0; b < count; b++) open |= blocks[b].advance(round);
+    }
+    for (int b = 0; b < count; b++) done[b] = blocks[b].good ? blocks[b].good & blocks[b].write(y + b * kRows, rows[b]) : 0;
   }
 
   double threshold(int r) const { return double(high[r]) - (low[r] + pending[r] - F::kZero) * tau[r]; }
@@ -49,13 +53,15 @@ template <class F> class ShortRows {
   using Lanes = Pack<double, 2>;
   static_assert(Lanes::size == kRows, "a lane of doubles for each row");
   const int64_t n, columns;  // columns: n and a few that count as excluded
-  bool usable = false, complement = false;
+  bool usable = false, complement = false, open = false;
+  unsigned finite = 0, good = 0;  // rows of finite scores; and those that are solved
   const KhotCurve* curve = nullptr;
   VecF sum, square;
   alignas(64) float data[kShortMost * kRows];  // scores by columns; then their codes
   alignas(64) double k[kRows], rest[kRows], tau[kRows], inv_tau[kRows], quantile[kRows], normal[kRows], low[kRows], missing[kRows];
+  alignas(64) double inv_k[kRows];  // of the smaller of k and n - k, with a sign
   alignas(64) float high[kRows] = {};
-  Lanes v[6];
+  Lanes v[6], reach, least_low, most_low;  // reach: a smaller step is as good as exact; between the other two is the root
   alignas(64) double pending[kRows];  // kRefined: the last step, taken when y is written
   alignas(64) float kept[F::kRefined ? kShortMost * kRows : kRows];  // and, before it, y,
   alignas(64) float slope[F::kRefined ? kShortMost * kRows : kRows];  // its slope
@@ -72,8 +78,11 @@ template <class F> class ShortRows {
   void read(const Row<float>* x, int rows) {
     float buffer[kRows][kGroup<float>];
     const float* from[kRows];
-    sum = square = VecF{};
-    VecF reference{};
+    VecF sums[2] = {}, squares[2] = {}, reference{};
+    auto look = [&](VecF value, int at) KHOT_INLINE_LAMBDA {
+      VecF d = value - reference;
+      sums[at] += d, squares[at] = fma(d, d, squares[at]);
+    };
     for (int64_t i = 0; i < n; i += kGroup<float>) {
       for (int r = 0; r < kRows; r++) from[r] = r < rows ? x[r].read(i, n, buffer[r], 0.f) : from[r - 1];
       for (int64_t at = i; at < least(n, i + kGroup<float>); at += kRows) {
@@ -86,18 +95,15 @@ template <class F> class ShortRows {
         for (int c = 0; c < kRows; c++) store(data + (at + c) * kRows, block[c]);
         if (at + kRows <= n) {
 #pragma GCC unroll 16
-          for (int c = 0; c < kRows; c++) look(block[c], reference);
+          for (int c = 0; c < kRows; c++) look(block[c], c % 2);
         } else {
-          for (int64_t c = at; c < n; c++) look(load(data + c * kRows), reference);
+          for (int64_t c = at; c < n; c++) look(load(data + c * kRows), 0);
         }
       }
     }
+    sum = sums[0] + sums[1], square = squares[0] + squares[1];
     store(high, reference);
     for (int64_t c = n; c < columns; c++) store(data + c * kRows, splat(-kInf<float>));
-  }
-  KHOT_INLINE void look(VecF x, VecF reference) {
-    VecF d = x - reference;
-    sum += d, square = fma(d, d, square);
   }
 
   // As if the scores were normal, or by counting where they are spread too wide; like the careful solver.
@@ -194,30 +200,51 @@ template <class F> class ShortRows {
     v[0] = widen(sums.v0), v[1] = widen(sums.v1), v[2] = widen(sums.v2);
     v[3] = widen(sums.v3), v[4] = widen(sums.v4), v[5] = widen(sums.v5);
     if constexpr (F::kRefined) F::in_u(v);
+    reach = step_limit<F, float>();
+    if constexpr (F::kKinked) reach = largest(reach, free_way(widen(sums.top)));
   }
 
-  // The rows whose step is small before long.
-  template <bool kComplement> unsigned iterate() {
-    const double small = step_limit<F, float>(), tight = kEps<float>;
-    unsigned done = 0;
-    Lanes least_low = -kInf<double>, most_low = kInf<double>;
-    evaluate<kComplement, true>();
-    for (int round = 0;; round++) {
-      Lanes d = F::step(lanes(missing), lanes(k), lanes(rest), v);
-      auto near = (absolute(d) <= small) & (absolute(lanes(missing)) <= kTrusted * v[0]);
-      auto settled = absolute(lanes(missing)) <= tight * smallest(Lanes(1.0), smallest(lanes(k), lanes(rest)));
-      done = bits_of(near | settled);
-      // A row that is settled stays. A step that goes far, or leaves the bracket, is cut short.
-      Lanes move = select((d == d) & ~(settled & ~near), atleast(-8.0, atmost(8.0, d)), Lanes(0.0)), at = lanes(low), next = at + move;
-      if (done == (1u << kRows) - 1 || round == 8) {
-        store_pack(F::kRefined ? pending : low, F::kRefined ? move : next);
-        return done;
-      }
-      auto up = lanes(missing) > 0.0;
-      least_low = select(up, largest(least_low, at), least_low), most_low = select(up, most_low, smallest(most_low, at));
-      store_pack(low, select(((next > least_low) & (next < most_low)) | settled, next, 0.5 * (least_low + most_low)));
-      evaluate<kComplement, false>();
+  // False if there is nothing to solve here.
+  bool begin(const Row<float>* x, int rows) {
+    good = 0, open = usable;
+    if (!usable) return false;
+    read(x, rows);
+    finite = start(), open = finite != 0;
+    least_low = -kInf<double>, most_low = kInf<double>;
+    return open;
+  }
+  void pass(int round) {
+    if (!open) return;
+    if (complement) round ? evaluate<true, false>() : evaluate<true, true>();
+    else round ? evaluate<false, false>() : evaluate<false, true>();
+  }
+
+  // Takes a step; false when there are no more, because all are small or there were too many.
+  bool advance(int round) {
+    if (!open) return false;
+    Lanes d = F::step(lanes(missing), lanes(k), lanes(rest), v);
+    if constexpr (F::kMoments == 1) d = select(absolute(d) > 0.03, tail_step(d), d);
+    auto near = (absolute(d) <= reach) & (absolute(lanes(missing)) <= kTrusted * v[0]);
+    auto settled = absolute(lanes(missing)) <= double(kEps<float>) * smallest(Lanes(1.0), smallest(lanes(k), lanes(rest)));
+    const unsigned done = bits_of(near | settled);
+    // A row that is settled stays. A step that goes far, or leaves the bracket, is cut short.
+    Lanes move = select((d == d) & ~(settled & ~near), atleast(-8.0, atmost(8.0, d)), Lanes(0.0)), at = lanes(low), next = at + move;
+    if (done == (1u << kRows) - 1 || round == 8) {
+      store_pack(F::kRefined ? pending : low, F::kRefined ? move : next);
+      good = done & finite, open = false;
+      return false;
     }
+    auto up = lanes(missing) > 0.0;
+    least_low = select(up, largest(least_low, at), least_low), most_low = select(up, most_low, smallest(most_low, at));
+    store_pack(low, select(((next > least_low) & (next < most_low)) | settled, next, 0.5 * (least_low + most_low)));
+    return true;
+  }
+
+  // Where many scores are cut off the sum S grows like the tail of a distribution: its logarithm is straighter than S itself, see far_step.
+  // With r = missing / k, log(k / S) is r (1 - r / 2 - r^2 / 6) / (1 - r), nearly.
+  Lanes tail_step(Lanes straight) const {
+    const Lanes r = lanes(missing) * lanes(inv_k);
+    return select(absolute(r) < 1.0, straight * (1.0 - r * (0.5 + (1.0 / 6) * r)), straight);
   }
 
   KHOT_INLINE P value(int64_t at, const Shift<VecF>& s) const {
