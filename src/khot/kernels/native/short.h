@@ -4,8 +4,9 @@
 // is transposed, so that sums need no adding across lanes and the steps of all rows are taken at once. Rows that are not
 // ordinary (infinite scores, no quick convergence) are left to the careful solver.
 #pragma once
+#include "candidates.h"
+#include "columns.h"
 #include "solver.h"
-#include "transpose.h"
 
 namespace {
 
@@ -17,7 +18,7 @@ template <class F> class ShortRows {
  public:
   static constexpr int kRows = kWidth<float>;
 
-  explicit ShortRows(int64_t length) : n(length), columns((length + kUnroll - 1) / kUnroll * kUnroll) {}
+  explicit ShortRows(int64_t length) : n(length), columns((length + kUnroll - 1) / kUnroll * kUnroll), live(columns) {}
 
   // The k and tau of the rows that come next; each is read at a multiple of its stride.
   void set(const double* k_, int64_t k_stride, const double* tau_, int64_t tau_stride, int rows, Memo& memo) {
@@ -52,7 +53,11 @@ template <class F> class ShortRows {
   using P = Pack<float, kUnroll>;
   using Lanes = Pack<double, 2>;
   static_assert(Lanes::size == kRows, "a lane of doubles for each row");
+  static constexpr bool kNarrowed = F::kMoments == 1;  // scores below the foot do not count: most are left out after the first step
   const int64_t n, columns;  // columns: n and a few that count as excluded
+  int64_t live;              // those that are passed over
+  const Row<float>* source = nullptr;
+  int source_rows = 0;
   bool usable = false, complement = false, open = false;
   unsigned finite = 0, good = 0;  // rows of finite scores; and those that are solved
   const KhotCurve* curve = nullptr;
@@ -119,61 +124,14 @@ template <class F> class ShortRows {
     return finite;
   }
 
-  // For the rows of `which`, a level with k scores above it. The interval is cut in the middle and in proportion to the
-  // counts by turns.
+  // For the rows of `which`, a level with k scores above it.
   __attribute__((noinline)) void locate(unsigned which) {
-    const VecF wanted = narrow(lanes(k)), near = narrow(0.5 * lanes(tau));
-    IntF open{};
-    for (int r = 0; r < kRows; r++) open[r] = -int(which >> r & 1);
-    const IntF chosen = open;
-    VecF low_end = splat(kInf<float>), high_end = -low_end, low_count = splat(float(n)), high_count{}, level{};
-    for (int64_t c = 0; c < n; c++) {
-      VecF x = load(data + c * kRows);
-      low_end = vmin(low_end, x), high_end = vmax(high_end, x);
-    }
-    low_end -= vabs(low_end) * kEps<float> + std::numeric_limits<float>::min();
-    IntF exact{};
-    for (int round = 0; round < 64 && bits_of_lanes(open); round++) {
-      VecF share = (low_count - wanted) / (low_count - high_count);
-      share = round % 2 ? vmax(splat(0.1f), vmin(splat(0.9f), share)) : splat(0.5f);
-      VecF t = fma(high_end - low_end, share, low_end);
-      VecF count = count_above(t);
-      IntF found = count == wanted, up = open & (count > wanted), down = open & ~up;
-      // Of two neighbouring numbers the upper one is a score.
-      IntF closed = found | (high_end - low_end <= near) | ~((t > low_end) & (t < high_end));
-      level = open ? ((t > low_end) & (t < high_end) ? t : high_end) : level;
-      exact |= open & found;
-      low_end = up ? t : low_end, low_count = up ? count : low_count;
-      high_end = down ? t : high_end, high_count = down ? count : high_count;
-      open &= ~closed;
-    }
-    level = exact ? middle_of_gap(level) : level;
+    IntF chosen{};
+    for (int r = 0; r < kRows; r++) chosen[r] = -int(which >> r & 1);
+    const VecF level = Columns{data, n}.level_with(narrow(lanes(k)), narrow(0.5 * lanes(tau)), chosen);
     store(high, chosen ? level : load(high));
     for (int r = 0; r < kRows; r++)
       if (chosen[r]) low[r] = F::kCentre;
-  }
-  // Half-way between the scores on either side of the level, where there are both.
-  VecF middle_of_gap(VecF level) const {
-    VecF below = splat(-kInf<float>), above = splat(kInf<float>);
-    for (int64_t c = 0; c < n; c++) {
-      VecF x = load(data + c * kRows);
-      IntF up = x > level;
-      below = vmax(below, up ? splat(-kInf<float>) : x), above = vmin(above, up ? x : splat(kInf<float>));
-    }
-    VecF middle = below + 0.5f * (above - below);
-    return middle - middle == 0.f ? middle : level;
-  }
-  VecF count_above(VecF level) const {
-    IntF count[4] = {};
-    int64_t c = 0;
-    for (; c + 4 <= n; c += 4) KHOT_EACH(4, count[j] -= load(data + (c + j) * kRows) > level);
-    for (; c < n; c++) count[0] -= load(data + c * kRows) > level;
-    return __builtin_convertvector((count[0] + count[1]) + (count[2] + count[3]), VecF);
-  }
-  static bool bits_of_lanes(IntF mask) {
-    int any = 0;
-    for (int j = 0; j < kRows; j++) any |= mask[j];
-    return any;
   }
 
   Shift<VecF> shift() const {
@@ -187,8 +145,8 @@ template <class F> class ShortRows {
     Moments<F, float, false> sums;
     // Two short loops: in one long one the processor cannot look far enough ahead to overlap the exponentials.
     if constexpr (kFresh && F::kCached)
-      for (int64_t c = 0; c < columns; c += kUnroll) store_pack(data + c * kRows, F::encode(load_pack<P>(data + c * kRows), s));
-    for (int64_t c = 0; c < columns; c += kUnroll) {
+      for (int64_t c = 0; c < live; c += kUnroll) store_pack(data + c * kRows, F::encode(load_pack<P>(data + c * kRows), s));
+    for (int64_t c = 0; c < live; c += kUnroll) {
       P code = load_pack<P>(data + c * kRows);
       auto m = F::template measure<kComplement>(code, s);
       if constexpr (F::kRefined) store_pack(kept + c * kRows, m.kept), store_pack(slope + c * kRows, m.slope);
@@ -209,6 +167,7 @@ template <class F> class ShortRows {
     good = 0, open = usable;
     if (!usable) return false;
     read(x, rows);
+    source = x, source_rows = rows, live = columns;
     finite = start(), open = finite != 0;
     least_low = -kInf<double>, most_low = kInf<double>;
     return open;
@@ -223,6 +182,7 @@ template <class F> class ShortRows {
   bool advance(int round) {
     if (!open) return false;
     Lanes d = F::step(lanes(missing), lanes(k), lanes(rest), v);
+    [[maybe_unused]] const Lanes straight = d;
     if constexpr (F::kMoments == 1) d = select(absolute(d) > 0.03, tail_step(d), d);
     auto near = (absolute(d) <= reach) & (absolute(lanes(missing)) <= kTrusted * v[0]);
     auto settled = absolute(lanes(missing)) <= double(kEps<float>) * smallest(Lanes(1.0), smallest(lanes(k), lanes(rest)));
@@ -236,6 +196,9 @@ template <class F> class ShortRows {
     }
     auto up = lanes(missing) > 0.0;
     least_low = select(up, largest(least_low, at), least_low), most_low = select(up, most_low, smallest(most_low, at));
+    if constexpr (kNarrowed) {
+      if (round == 0 && !complement) leave_out(straight);
+    }
     store_pack(low, select(((next > least_low) & (next < most_low)) | settled, next, 0.5 * (least_low + most_low)));
     return true;
   }
@@ -247,6 +210,15 @@ template <class F> class ShortRows {
     return select(absolute(r) < 1.0, straight * (1.0 - r * (0.5 + (1.0 / 6) * r)), straight);
   }
 
+  // Towards lower scores the sum grows ever faster, nearly always: a straight step goes too far. Where it did not, the sum of what is
+  // written will tell.
+  void leave_out(Lanes straight) {
+    constexpr double margin = 0.05;
+    alignas(64) double floor[kRows];
+    store_pack(floor, widen(load(high)) - (lanes(low) + select(straight > 0.0, straight, Lanes(0.0)) + margin) * lanes(tau));
+    if (const int64_t found = take_candidates(source, source_rows, n, floor, data, columns / 2)) live = found;
+  }
+
   KHOT_INLINE P value(int64_t at, const Shift<VecF>& s) const {
     if constexpr (F::kRefined) return F::refine(load_pack<P>(data + at), load_pack<P>(kept + at), load_pack<P>(slope + at), s);
     else return F::value(load_pack<P>(data + at), s);
@@ -254,6 +226,13 @@ template <class F> class ShortRows {
 
   unsigned write(const Row<float>* y, int rows) {
     const Shift<VecF> s = shift();
+    if constexpr (kNarrowed) {
+      if (live < columns) {
+        alignas(64) double sums[kRows] = {};
+        write_values<F>(source, y, rows, n, s, sums);
+        return are_right(lanes(sums));
+      }
+    }
     float buffer[kRows][kGroup<float>];
     float* to[kRows];
     Lanes total = 0.0;
@@ -277,8 +256,9 @@ template <class F> class ShortRows {
       }
       for (int r = 0; r < rows; r++) y[r].written(i, n, buffer[r]);
     }
-    return bits_of(absolute(lanes(k) - total) <= sum_limit<F>(kEps<float>, lanes(k), v[0]));
+    return are_right(total);
   }
+  unsigned are_right(Lanes total) const { return bits_of(absolute(lanes(k) - total) <= sum_limit<F>(kEps<float>, lanes(k), v[0])); }
 };
 
 }  // namespace
