@@ -15,6 +15,7 @@ from bench.plot import DOCS, FIGURES
 ABOUT = {
     "verbs": "The calls that models are trained with, each timed in turns with what it replaces.",
     "speed": "Forward and forward + backward, timed in turns with `torch.softmax` on the same tensor.",
+    "choosing": "Every method, forward and forward + backward, on many short rows. The page on choosing a method reads these data.",
     "linear": "One row of n scores. Beyond the caches all that walk over memory slow down together.",
     "memory": "Peak of the resident memory, and what autograd keeps, as multiples of the input.",
     "quality": "How near the mask is to the hard top-k and how undecided it is, on normal scores.",

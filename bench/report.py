@@ -14,15 +14,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from bench import page, targets
-from bench.applications import NAMES
+from bench import report_parts, targets
 from bench.common import RESULTS, Table, load
 from bench.figures._style import style
-from bench.report_text import ABOUT, STYLE
-
-Rows = list[dict[str, Any]]
-FACTS = ("cpu", "cores", "isa", "system", "python", "torch", "khot", "native", "commit")
-_HIDDEN = {*FACTS, "bench", "load"}
+from bench.report_parts import Part, Rows
+from bench.report_text import FACTS, STYLE
 
 
 def main(argv: list[str]) -> int:
@@ -50,27 +46,20 @@ def report(*, figures: bool = True) -> str:
 
 
 def _sections(figures: bool) -> Iterable[tuple[str, str]]:
-    """Title and HTML of every part that has data; a part without data says how to get them."""
+    """Title and HTML of every part; a part without data says how to get them."""
+    parts = list(report_parts.every())
     yield "Machines and versions", render(_machines())
+    yield "What has not been run", _open(parts)
     yield "Aims beside what was measured", _tables(targets.tables())
-    for name in page.ABOUT:
-        rows = load(name)
-        body = _tables(_of(f"bench.{name}", rows)) + (_figures(name, rows) if figures else "") if rows else _none(f"python -m bench {name}")
-        yield name.capitalize(), f"<p>{_inline(page.ABOUT[name])}</p>{body}"
-    for name in NAMES:
-        rows = load(name, RESULTS / "applications" / f"{name}.jsonl")
-        there = importlib.util.find_spec(f"bench.applications.{name}") is not None
-        body = _tables(_of(f"bench.applications.{name}", rows)) if rows and there else _none(f"python -m bench applications {name}")
-        yield f"Application: {name}", body
-    yield "Vision", f"<p>{_inline(ABOUT['vision'])}</p>{_vision()}"
-    for path in sorted(RESULTS.glob("*.jsonl")):
-        if path.stem not in page.ABOUT and path.stem != "vision" and (rows := load(path.stem, path)):
-            yield path.stem.replace("_", " ").capitalize(), render(plain(path.stem, rows))
+    for part in parts:
+        drawn = _figures(part.figures, part.rows) if figures and part.figures and part.rows else ""
+        none = "" if part.rows else _none(part.command)
+        yield part.title, f"<p>{_inline(part.about)}</p>{none}{_tables(part.tables)}{drawn}"
 
 
-def _of(module: str, rows: Rows) -> list[Table]:
-    tables = getattr(importlib.import_module(module), "tables", None)
-    return tables(rows) if tables else [plain(module.rsplit(".", 1)[-1], rows)]
+def _open(parts: Iterable[Part]) -> str:
+    missing = [[part.title, f"`{part.command}`"] for part in parts if not part.rows]
+    return render(Table("commands that make it", ["part", "command"], missing)) if missing else "<p>Every part has data.</p>"
 
 
 def _tables(tables: Iterable[Table]) -> str:
@@ -86,12 +75,6 @@ def render(table: Table) -> str:
     return f'<h3>{_inline(title)}</h3><div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{note}'
 
 
-def plain(name: str, rows: Rows) -> Table:
-    """Rows as they are, without what the table of machines says."""
-    keys = [key for key in dict.fromkeys(key for row in rows for key in row) if key not in _HIDDEN]
-    return Table(name.replace("_", " "), keys, [[row.get(key, "") for key in keys] for row in rows])
-
-
 def _machines() -> Table:
     """Which data were measured where and with what."""
     lines: dict[tuple[str, ...], dict[str, None]] = {}
@@ -101,14 +84,6 @@ def _machines() -> Table:
             lines.setdefault(key, {})[str(row.get("commit", "not written down"))] = None
     body = [[*key, ", ".join(commits)] for key, commits in lines.items()]
     return Table("where every number comes from", ["data", *FACTS], body)
-
-
-def _vision() -> str:
-    paths = [path for path in (RESULTS / "vision.jsonl", RESULTS / "vision") if path.exists()]
-    from khot.train import records, results
-
-    head, *body = results.table(records.read(paths))
-    return render(Table("image models", head, body))
 
 
 def _figures(name: str, rows: Rows) -> str:

@@ -1,7 +1,28 @@
 """What the report has besides numbers: its words and its style."""
 
+FACTS = ("cpu", "cores", "isa", "system", "python", "torch", "khot", "native", "commit")
+HIDDEN = {*FACTS, "bench", "load"}  # the table of machines says these
 ABOUT = {
-    "vision": "Top-1 and top-5 in per cent, from the records of `khot train`. A row with a command was not run; the command runs it.",
+    "certified_pruning": "Bounds of a pruned transformer on 200 images of MNIST, by `examples/certified_pruning.py`: shares and means.",
+    "distributed": "Scores that are spread over processes, by `python -m bench distributed`.",
+    "chaotic": "Recovered terms of the polynomial systems of dysts, by `python -m bench applications sindy --table chaotic`.",
+}
+_CANVAS = "python examples/canvas.py --records bench/results/vision/canvas.jsonl"
+_REDUCTION = "python examples/token_reduction.py WEIGHTS --records bench/results/vision/reduction.jsonl"
+VISION = {
+    "runs": (
+        "Top-1 and top-5 in per cent, from the records of `khot train`. A row with a command was not run; the command runs it.",
+        "bench/vision/fashion.sh bench/results/vision",
+    ),
+    "relaxations": (
+        "One model with several matrix methods.",
+        'khot train --recipe fashion_mnist --model topk_dynamic --model_options \'{"method": "softsort"}\'',
+    ),
+    "canvas": ("A digit on a cluttered canvas: the scorer must learn where to look.", _CANVAS),
+    "reduction": ("Accuracy that a ViT loses when it drops tokens.", _REDUCTION),
+    "throughput": ("Images and training steps per second with dropped tokens.", "python -m bench vision throughput"),
+    "overhead": ("What the training engine costs beside a plain loop.", "python -m bench vision overhead"),
+    "minilm": ("A sentence encoder that drops tokens.", "python -m bench vision minilm"),
 }
 
 STYLE = """

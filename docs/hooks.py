@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from docs import pages, pictures  # noqa: E402
 PAGES = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 ELSEWHERE = "https://unpkg.com/iframe-worker/shim"  # what the theme's offline plugin would load
 HERE = "assets/disk_worker.js"
+TABLE = re.compile(r"<!-- table: (methods|designs) -->.*?<!-- end -->", re.DOTALL)
 LINKS = {
     "docs/figures/": "figures/",
     "(docs/": "(",
@@ -30,7 +32,7 @@ def on_config(config: Any) -> Any:
     """The generated pages follow the overview of their kind in the menu."""
     for kind, overview in {"methods": "methods.md", "designs": "sampling.md"}.items():
         listed = [path for path, _ in pages.every() if path.startswith(f"{kind}/")]
-        for entry in config.nav:
+        for entry in (entry for section in config.nav for entries in section.values() for entry in entries):
             for title, path in entry.items():
                 if path == overview:
                     entry[title] = [{"Overview": overview}, *({Path(each).stem: each} for each in listed)]
@@ -62,7 +64,12 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     for mark, written in MARKS.items():
         if mark in markdown:
             markdown = markdown.replace(mark, written())
-    return markdown
+    return TABLE.sub(_linked, markdown)
+
+
+def _linked(table: re.Match[str]) -> str:
+    """A table of the registry whose names lead to their pages."""
+    return re.sub(r"^\| `(\w+)`", rf"| [`\1`]({table[1]}/\1.md)", table[0], flags=re.MULTILINE)
 
 
 def _every_verb() -> str:

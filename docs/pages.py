@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import khot
+from bench.choosing import SHAPE
 from bench.common import load
-from bench.figures._choice import SHAPE, cost
 from bench.figures._choice import choices as measured_choices
+from bench.figures._choice import cost
 from khot.tables import markdown
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
@@ -134,8 +135,8 @@ def printed(code: str) -> str:
 
 
 def _measured(name: str) -> str:
-    found = cost(name, load("speed"))
-    return "not timed at that shape" if found is None else f"{_short(found)} softmaxes forward + backward on {SHAPE} scores, one thread"
+    found = cost(name, load("choosing"))
+    return "not timed" if found is None else f"{_short(found)} softmaxes forward + backward on {SHAPE} scores, one thread"
 
 
 def _short(ratio: float | None) -> str:

@@ -4,27 +4,32 @@ A handwritten digit lies somewhere on a canvas of 112 x 112 pixels among fragmen
 smaller and gives each of the 49 patches a score; the classifier sees k = 4 patches in full resolution. A hard top-k gives the scorer no
 gradient; a relaxed or a sampled one does. After Cordonnier et al. 2021, "Differentiable Patch Selection for Image Recognition".
 
-    python examples/canvas.py --data_dir FOLDER_OF_MNIST --steps 3000 --out canvas.png
+    python examples/canvas.py --data_dir FOLDER_OF_MNIST --seeds 0 1 2 --records canvas.jsonl --out canvas.png
+
+Runs that are in the records already are not run again. Settings are chosen with ``--part validation``: digits that are never trained on.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
-import json
+import dataclasses
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import khot
+from khot.train.records import append, circumstances, read
 from khot.train.sources import Memory, load
 
 GRID, PATCH = 7, 16
 SIZE = GRID * PATCH
-METHODS = ("relaxed", "straight", "sample", "gumbel", "hard", "random")
+METHODS = ("relaxed", "perturbed", "straight", "sample", "gumbel", "hard", "random")
+MATRICES = {"relaxed": "softsort", "perturbed": "perturbed"}  # perturbed: the method of the paper
+HELD_OUT = 5000  # training digits of the canvases that settings are chosen on
 
 
 def make_canvases(source: Memory, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -54,12 +59,12 @@ class Searcher(nn.Module):
     def __init__(self, method: str, k: int = 4, dim: int = 96) -> None:
         super().__init__()
         self.method, self.k, self.tau = method, k, 1.0
-        widths = (1, 16, 32, 32)
-        convolutions = [nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.ReLU()) for a, b in itertools.pairwise(widths)]
+        layers = ((1, 16, 1), (16, 32, 2), (32, 32, 1))  # channels in and out, stride
+        convolutions = [nn.Sequential(nn.Conv2d(a, b, 3, stride, 1), nn.ReLU()) for a, b, stride in layers]
         self.scorer = nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(GRID), nn.Conv2d(32, 1, 3, padding=1), nn.Flatten())
         self.embed = nn.Linear(PATCH * PATCH, dim)
-        self.positions = nn.Parameter(torch.randn(GRID * GRID, dim) * 0.02)
-        self.absent = nn.Parameter(torch.randn(dim) * 0.02)  # what a patch that is not there looks like
+        self.place = nn.Linear(2, dim)
+        self.absent = nn.Parameter(torch.cat([torch.randn(dim) * 0.02, torch.full((2,), (GRID - 1) / 2)]))  # a patch that is not there
         layer = nn.TransformerEncoderLayer(dim, 4, 2 * dim, dropout=0.0, batch_first=True, norm_first=True)
         self.classify = nn.Sequential(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.LayerNorm(dim))
         self.head = nn.Linear(dim, 10)
@@ -69,21 +74,24 @@ class Searcher(nn.Module):
         return F.layer_norm(self.scorer(F.avg_pool2d(canvases, 4)), (GRID * GRID,)) * 2
 
     def tokens(self, canvases: Tensor) -> Tensor:
+        """``(B, 49, dim + 2)``: every patch, embedded, with its row and column."""
         patches = F.unfold(canvases, PATCH, stride=PATCH).transpose(1, 2)  # (B, 49, 256)
-        return self.embed(patches) + self.positions
+        places = torch.cartesian_prod(torch.arange(GRID), torch.arange(GRID)).float()
+        return torch.cat([self.embed(patches), places.expand(len(canvases), -1, -1)], -1)
 
     def forward(self, canvases: Tensor) -> Tensor:
-        chosen = self.choose(self.tokens(canvases), self.scores(canvases))
-        return self.head(self.classify(chosen).mean(1))
+        scores = torch.rand(len(canvases), GRID * GRID) if self.method == "random" else self.scores(canvases)
+        chosen = self.choose(self.tokens(canvases), scores)
+        patches, places = chosen.tensor_split([chosen.shape[-1] - 2], -1)
+        places = places - places.mean(1, keepdim=True)  # where a patch lies among the chosen, wherever the digit is
+        return self.head(self.classify(patches + self.place(places)).mean(1))
 
     def choose(self, tokens: Tensor, scores: Tensor) -> Tensor:
-        """``(B, 49, dim) -> (B, k, dim)``; relaxed: all 49, weighted, while training."""
-        if self.method == "random":
-            scores = torch.rand_like(scores)
+        """The k best of 49 tokens; relaxed: k weighted means of all of them, while training."""
         if not self.training or self.method in ("hard", "random"):
             return khot.gather_topk(tokens, scores.detach(), self.k).values
-        if self.method == "relaxed":
-            return khot.select_topk(tokens, scores, self.k, self.tau, method="softsort")
+        if self.method in MATRICES:
+            return khot.select_topk(tokens, scores, self.k, self.tau, method=MATRICES[self.method])
         if self.method == "straight":
             mask = khot.soft_topk(scores, self.k, self.tau, hard=True)
         else:
@@ -92,18 +100,27 @@ class Searcher(nn.Module):
         return self.absent + khot.gather_topk(tokens - self.absent, mask, self.k).values
 
 
-def train(method: str, sources: tuple[Memory, Memory], options: argparse.Namespace) -> dict[str, object]:
-    """Train one searcher; the record of its test accuracy every ``options.every`` steps."""
-    torch.manual_seed(options.seed)
-    model, generator = Searcher(method, options.k), torch.Generator().manual_seed(options.seed)
-    canvases, labels = make_canvases(sources[1], options.test, torch.Generator().manual_seed(12345))
+def parts(sources: tuple[Memory, Memory], part: str) -> tuple[Memory, Memory]:
+    """Digits to train on and digits to evaluate on: the last training digits for "validation", the test digits for "test"."""
+    whole, held_out = sources[0], min(HELD_OUT, len(sources[0].labels) // 4)
+    training, validation = (
+        dataclasses.replace(whole, pixels=whole.pixels[cut], labels=whole.labels[cut]) for cut in (slice(-held_out), slice(-held_out, None))
+    )
+    return training, validation if part == "validation" else sources[1]
+
+
+def train(method: str, seed: int, digits: tuple[Memory, Memory], options: argparse.Namespace) -> tuple[Searcher, dict[str, Any]]:
+    """Train one searcher; also the record of its accuracy every ``options.every`` steps."""
+    torch.manual_seed(seed)
+    model, generator = Searcher(method, options.k), torch.Generator().manual_seed(seed)
+    canvases, labels = test_canvases(digits[1], options)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, options.lr, options.steps)
     curve: list[tuple[int, float]] = []
     start = time.process_time()
     for step in range(1, options.steps + 1):
-        model.train().tau = 0.3 ** (step / options.steps)  # from 1 down to .3
-        images, wanted = make_canvases(sources[0], options.batch, generator)
+        model.train().tau = options.tau[0] * (options.tau[1] / options.tau[0]) ** (step / options.steps)
+        images, wanted = make_canvases(digits[0], options.batch, generator)
         loss = F.cross_entropy(model(images), wanted)
         optimizer.zero_grad()
         loss.backward()
@@ -113,11 +130,12 @@ def train(method: str, sources: tuple[Memory, Memory], options: argparse.Namespa
         if step % options.every == 0 or step == options.steps:
             curve.append((step, accuracy(model, canvases, labels)))
     first = next((step for step, value in curve if value >= 90), None)
-    minutes = (time.process_time() - start) / 60
-    settings = {"seed": options.seed, "k": options.k, "steps": options.steps, "batch": options.batch}
-    if options.out is not None and method == options.picture:
-        draw(model, canvases[:8], options.out)
-    return {"method": method, "top1": curve[-1][1], "steps_to_90": first, "cpu_minutes": round(minutes, 2), "curve": curve} | settings
+    minutes = round((time.process_time() - start) / 60, 2)
+    return model, {"top1": curve[-1][1], "steps_to_90": first, "cpu_minutes": minutes, "curve": curve, **circumstances()}
+
+
+def test_canvases(digits: Memory, options: argparse.Namespace) -> tuple[Tensor, Tensor]:
+    return make_canvases(digits, options.test, torch.Generator().manual_seed(12345))
 
 
 @torch.no_grad()
@@ -146,28 +164,53 @@ def draw(model: Searcher, canvases: Tensor, out: Path) -> None:
     figure.savefig(out, dpi=120)
 
 
-def main(arguments: list[str] | None = None) -> list[dict[str, object]]:
+def settings(method: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """What a record is found by."""
+    return {"method": method, "seed": seed} | {
+        name: getattr(options, name) for name in ("part", "k", "steps", "batch", "test", "lr", "tau")
+    }
+
+
+def find(path: Path | None, wanted: dict[str, Any]) -> dict[str, Any] | None:
+    """The record of a run that was made before."""
+    if path is None or not path.exists():
+        return None
+    return next((record for record in read([path]) if wanted.items() <= record.items()), None)
+
+
+def run(method: str, seed: int, digits: tuple[Memory, Memory], options: argparse.Namespace) -> dict[str, Any]:
+    wanted = settings(method, seed, options)
+    record = find(options.records, wanted)
+    if record is None:
+        model, found = train(method, seed, digits, options)
+        record = wanted | found
+        if options.records is not None:
+            append(options.records, record)
+        if options.out is not None and method == options.picture:
+            draw(model, test_canvases(digits[1], options)[0][:8], options.out)
+    shown = ("method", "seed", "part", "steps", "lr", "top1", "steps_to_90", "cpu_minutes")
+    print(" ".join(f"{name}={record[name]}" for name in shown), flush=True)
+    return record
+
+
+def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data_dir", type=Path, help="folder of MNIST's idx files; default ~/.cache/khot/mnist")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--part", default="test", choices=("validation", "test"), help="which digits the accuracy is measured on")
     parser.add_argument("--picture", default="sample", choices=METHODS, help="whose choices are drawn")
     parser.add_argument("--out", type=Path, help="where the picture goes")
-    parser.add_argument("--records", type=Path, help="file of records to add to, one JSON line per method")
-    for name, default in (("k", 4), ("steps", 3000), ("batch", 64), ("every", 100), ("test", 1000), ("seed", 0)):
+    parser.add_argument("--records", type=Path, help="file of records, one JSON line per run")
+    for name, default in (("k", 4), ("steps", 1000), ("batch", 64), ("every", 50), ("test", 1000)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--tau", type=float, nargs=2, default=[1.0, 0.3], help="temperature at the start and at the end")
     options = parser.parse_args(arguments)
     if not 1 <= options.k <= GRID * GRID:
         parser.error(f"--k must be between 1 and the {GRID * GRID} patches, got {options.k}")
-    sources = load("mnist", options.data_dir)
-    results = []
-    for method in options.methods:
-        results.append(train(method, sources, options))
-        print(" ".join(f"{name}={value}" for name, value in results[-1].items() if name != "curve"), flush=True)
-        if options.records is not None:
-            with options.records.open("a") as file:
-                file.write(json.dumps(results[-1]) + "\n")
-    return results
+    digits = parts(load("mnist", options.data_dir), options.part)
+    return [run(method, seed, digits, options) for seed in options.seeds for method in options.methods]
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """Drop tokens of a trained ViT: accuracy against images per second for every score, and a picture of the tokens that are kept.
 
     khot train --recipe cifar10 --model vit --out runs/cifar10-vit-0
-    python examples/token_reduction.py runs/cifar10-vit-0/model.safetensors --out tokens.png
+    python examples/token_reduction.py runs/cifar10-vit-0/model.safetensors --out tokens.png --figure speed.png
 
-Off the shelf: nothing is trained here. To fine-tune with reduction, start a run from the same weights:
+Off the shelf: nothing is trained here. To fine-tune with reduction, start a run from the same weights, and give what it learned to
+``--tuned``:
 
     khot train --recipe cifar10 --model vit --weights runs/cifar10-vit-0/model.safetensors --epochs 2 --lr 2e-4 \\
         --reduce '{"at": [1, 3, 4], "score": "cls"}' --keep '[0.5, 0.5]' --out runs/cifar10-vit-0-keep50
+    python examples/token_reduction.py runs/cifar10-vit-0/model.safetensors --tuned runs/cifar10-vit-0-keep50/model.safetensors
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import khot
 from khot.models import count_macs
 from khot.train.batches import Batches
 from khot.train.evaluate import evaluate, image_size, open_model
-from khot.train.records import pack, unpack
+from khot.train.records import circumstances, pack, read, unpack
 from khot.train.sources import Source, load
 
 
@@ -71,30 +73,69 @@ def speed(model: nn.Module, images: Tensor, repeats: int = 7) -> float:
     return round(len(images) / min(times), 1)
 
 
-def compare(weights: Path, data_dir: Path | None, at: list[int], rates: list[float], count: int) -> list[dict[str, Any]]:
-    """One row per choice and keep rate, the whole model first."""
-    model, config = open_model(weights)
-    _, test = load(config.data, data_dir or config.data_dir, size=image_size(config))
-    count = min(count, len(test.labels))
-    rows = [{"choice": "all tokens", "keep": 1.0} | measure(model, test, count)]
-    for name, options in CHOICES.items():
-        for rate in rates:
-            khot.reduce_tokens(model, rate, at=at[:1] if "centre" in name else at, **options)
-            rows.append({"choice": name, "keep": rate} | measure(model, test, count))
+def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """One row per choice and keep rate, the whole model first, then the fine-tuned ones."""
+    model, config = open_model(options.weights)
+    _, test = load(config.data, options.data_dir or config.data_dir, size=image_size(config))
+    count = min(options.count, len(test.labels))
+    facts = {"data": config.data, "seed": config.seed, "images": count, "base": config.to_json()} | circumstances()
+    rows = [{"choice": "all tokens", "tuned": False, "keep": 1.0} | measure(model, test, count) | facts]
+    for name, how in CHOICES.items():
+        for rate in options.keep:
+            at = options.at[:1] if "centre" in name else options.at
+            khot.reduce_tokens(model, rate, at=at, **how)
+            rows.append({"choice": name, "tuned": False, "keep": rate, "at": at} | measure(model, test, count) | facts)
     khot.restore_tokens(model)
-    return rows
+    return rows + [tuned(path, test, count) | facts for path in options.tuned]
+
+
+def tuned(path: Path, test: Source, count: int) -> dict[str, Any]:
+    """A model that was fine-tuned with its tokens reduced."""
+    model, config = open_model(path)
+    how = config.reduce
+    name = next((name for name, choice in CHOICES.items() if choice == {key: how[key] for key in ("score", "fuse") if key in how}), "")
+    name = name or f"{how.get('score', 'cls')}, {how.get('gradient', 'straight')}"
+    return {"choice": name, "tuned": True, "keep": config.keep[1], "at": how.get("at"), "epochs": config.epochs} | measure(
+        model, test, count
+    )
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    whole = unpack(rows[0]["correct"]).double()
+    """Each row against the whole model, on the same images; the fine-tuned ones against CLS attention at the same keep rate too."""
     for row in rows:
-        lost = whole - unpack(row["correct"]).double()
-        margin = 196 * float(lost.std(correction=0)) / len(lost) ** 0.5
         one, many = (row[name] / rows[0][name] for name in ("images_per_second_batch_1", "images_per_second"))
-        print(
-            f"{row['choice']:28} keep {row['keep']:4.2f}  top-1 {row['top1']:5.2f}  lost {100 * float(lost.mean()):5.2f} ± {margin:4.2f}"
-            f"  MACs /{rows[0]['macs'] / row['macs']:4.2f}  speed x{many:4.2f}, batch 1 x{one:4.2f}"
-        )
+        line = f"{row['choice']:28} {'tuned' if row['tuned'] else '':5} keep {row['keep']:4.2f}  top-1 {row['top1']:5.2f}"
+        line += f"  lost {difference(rows[0], row)}  MACs /{rows[0]['macs'] / row['macs']:4.2f}  speed x{many:4.2f}, batch 1 x{one:4.2f}"
+        rivals = [each for each in rows if row["tuned"] and each["tuned"] and each["keep"] == row["keep"]]
+        rival = next((each for each in rivals if each["choice"] == "cls attention" and each is not row), None)
+        print(line + (f"  over cls {difference(row, rival)}" if rival else ""))
+
+
+def difference(one: dict[str, Any], other: dict[str, Any]) -> str:
+    """Points of top-1 by which ``one`` is ahead, with half of the paired 95 % interval."""
+    gained = unpack(one["correct"]).double() - unpack(other["correct"]).double()
+    return f"{100 * float(gained.mean()):5.2f} ± {196 * float(gained.std(correction=0)) / len(gained) ** 0.5:4.2f}"
+
+
+def plot(rows: list[dict[str, Any]], out: Path) -> None:
+    """Accuracy against images per second, one line per choice."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(7.5, 4.6))
+    for name, is_tuned in dict.fromkeys((row["choice"], row["tuned"]) for row in rows[1:]):
+        line = [row for row in rows[1:] if (row["choice"], row["tuned"]) == (name, is_tuned)]
+        speeds, scores = ([row[key] for row in line] for key in ("images_per_second", "top1"))
+        axis.plot(speeds, scores, "o-" if not is_tuned else "s--", label=name + (", fine-tuned" if is_tuned else ""), markersize=5)
+    axis.plot(rows[0]["images_per_second"], rows[0]["top1"], "k*", markersize=13, label="all tokens")
+    axis.set_xlabel("images per second, batch 64, one thread")
+    axis.set_ylabel(f"top-1 of {rows[0]['images']} test images, %")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(out, dpi=120)
 
 
 def draw(weights: Path, data_dir: Path | None, at: list[int], keep: float, out: Path, count: int = 6) -> None:
@@ -136,18 +177,24 @@ def _picture(image: Tensor, kept: Tensor | None, patch: int) -> Tensor:
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("weights", type=Path, help="model.safetensors of a ViT trained by khot train")
+    parser.add_argument("--tuned", type=Path, nargs="*", default=[], help="the same of runs that were fine-tuned with reduction")
     parser.add_argument("--data_dir", type=Path)
     parser.add_argument("--at", type=int, nargs="+", default=[1, 3, 4], help="blocks that drop tokens")
     parser.add_argument("--keep", type=float, nargs="+", default=[0.9, 0.7, 0.5, 0.25])
     parser.add_argument("--count", type=int, default=10_000, help="test images")
-    parser.add_argument("--out", type=Path, help="where the picture goes")
-    parser.add_argument("--records", type=Path, help="JSON lines are added here")
+    parser.add_argument("--out", type=Path, help="where the picture of kept tokens goes")
+    parser.add_argument("--figure", type=Path, help="where accuracy against speed goes")
+    parser.add_argument("--records", type=Path, help="JSON lines are written here; what is there already is shown and drawn, not measured")
     options = parser.parse_args(arguments)
-    rows = compare(options.weights, options.data_dir, options.at, options.keep, options.count)
+    if options.records is not None and options.records.exists():
+        rows = read([options.records])
+    else:
+        rows = compare(options)
+        if options.records is not None:
+            options.records.write_text("".join(json.dumps(row) + "\n" for row in rows))
     show(rows)
-    if options.records is not None:
-        with options.records.open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+    if options.figure is not None:
+        plot(rows, options.figure)
     if options.out is not None:
         draw(options.weights, options.data_dir, options.at, min(options.keep, key=lambda rate: abs(rate - 0.5)), options.out)
     return rows

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 import khot
 from khot.registry import RELAXATIONS, Relaxation
@@ -43,3 +46,19 @@ def spaced(*shape: int) -> Tensor:
     n = shape[-1]
     order = torch.stack([torch.randperm(n, generator=torch.Generator().manual_seed(i)) for i in range(torch.Size(shape[:-1]).numel())])
     return (order.double() * 0.37 + torch.arange(n) * 0.013).reshape(shape)
+
+
+def assert_derivative_in_every_mode(f: Callable[[Tensor], Tensor], x: Tensor, truth: Tensor) -> None:
+    """What gradcheck's variants look at, for a function whose derivative is not that of its value, or that draws at random:
+    reverse, batched reverse, forward and batched forward mode give the Jacobian ``truth``, and gradients have the dtype of ``x``."""
+    assert_close(torch.autograd.functional.jacobian(f, x), truth)
+    assert_close(torch.autograd.functional.jacobian(f, x, vectorize=True), truth)
+    ways = torch.eye(x.numel(), dtype=x.dtype).view(-1, *x.shape)
+    push = lambda way: torch.func.jvp(f, (x,), (way,))[1]  # noqa: E731
+    columns = truth.reshape(*truth.shape[: truth.ndim - x.ndim], -1).movedim(-1, 0)
+    assert_close(push(ways[0]), columns[0])
+    for randomness in ("different", "same"):
+        assert_close(torch.vmap(push, randomness=randomness)(ways), columns)
+    single = x.float().requires_grad_()
+    (grad,) = torch.autograd.grad(f(single).sum(), single)
+    assert grad.dtype == torch.float32

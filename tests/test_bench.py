@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import khot
-from bench import common, gate, plot, temperature
+from bench import choosing, common, gate, plot, temperature
 from bench.__main__ import commands
 from bench.__main__ import main as bench
 from bench.common import LawsRed, affordable, laws_green, race
+from bench.figures._choice import cost
 from bench.memory import peak, saved
 from bench.quality import measures
 from bench.seeds import PAIRS, draw, nccs
@@ -157,6 +158,14 @@ def test_quality_and_gradient(tmp_path: Path) -> None:
     assert max(row["cosine"] for row in rows if row["test"] == "agreement") > 0.8
     assert max(row["solved"] for row in rows if row["test"] == "toy") == 1
     assert plot.draw_one("gradient", tmp_path, tmp_path / "rows.jsonl")
+
+
+def test_choosing_times_every_method_that_is_asked_for(tmp_path: Path) -> None:
+    rows = run(tmp_path, "choosing", "--quick", "--methods", "sigmoid,softsort")
+    (table,) = choosing.tables(rows)
+    assert {line[0] for line in table.rows} == {"sigmoid", "softsort"}
+    assert cost("sigmoid", rows) == next(row["ratio"] for row in rows if row["what"] == "sigmoid" and row["mode"] == "forward+backward")
+    assert cost("network", rows) is None
 
 
 def test_measures_of_the_hard_mask_are_zero() -> None:

@@ -39,6 +39,14 @@ def test_bad_arguments_end_with_an_error(arguments: list[str]) -> None:
     assert stop.value.code not in (0, None)
 
 
+def test_without_a_command_all_commands_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([])
+    said = capsys.readouterr().err
+    for command in ("demo", "explore", "train", "eval", "results", "methods", "designs", "info"):
+        assert f"\n    {command} " in said
+
+
 def test_small_demo_draws_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "made" / "demo.png"
     assert main(["demo", "--k", "4", "8", "--seeds", "2", "--steps", "6", "--out", str(out)]) == 0

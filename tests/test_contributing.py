@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-STEP = re.compile(r"`(src/khot/[\w/]+\.py)`:\n\n```text\n(.*?)```", re.DOTALL)
+STEP = re.compile(r"`(src/khot/[\w/]+\.py)`:\n\n```python\n(.*?)```", re.DOTALL)
 
 
 def steps() -> list[tuple[str, str]]:

@@ -54,6 +54,13 @@ def test_forward_mode_agrees_with_reverse_mode(row):
         torch.testing.assert_close(moved, gradient(row, x).detach() @ way)
 
 
+@that("forward_mode")
+def test_forward_mode_in_batches(row):
+    x, ways = scores(), torch.stack([scores().flip(0), scores() - 1])
+    push = lambda way: torch.func.jvp(lambda x: loss(row, x), (x,), (way,))[1]  # noqa: E731
+    torch.testing.assert_close(torch.vmap(push, randomness="same")(ways), torch.stack([push(way) for way in ways]))
+
+
 @that("forward_mode", False)
 def test_forward_mode_is_refused(row):
     with pytest.raises(RuntimeError, match=r"(?i)forward|jvp"):

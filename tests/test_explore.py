@@ -111,6 +111,11 @@ def test_bad_questions_get_a_clear_400(page: TestClient, case: str) -> None:
     assert len(error) < 500 and "Traceback" not in error
 
 
+def test_a_parameter_that_comes_twice_is_refused(page: TestClient) -> None:
+    answer = page.get("/api/soft", params=[*ASKED.items(), ("x", "5,6")])
+    assert answer.status_code == 400 and "given once" in answer.json()["error"]
+
+
 def test_what_is_missing_is_named(page: TestClient) -> None:
     for name in ASKED:
         asked = {key: value for key, value in ASKED.items() if key != name}
@@ -235,6 +240,24 @@ def talk(port: int, words: bytes) -> bytes:
         while part := connection.recv(65536):
             out += part
     return out
+
+
+def test_slow_clients_are_cut_off_and_the_page_answers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_SECONDS", 1.0)
+    listener = server.bind(0)
+    port = listener.getsockname()[1]
+    threading.Thread(target=server.serve, args=(listener,), daemon=True).start()
+    ask = b"GET /api/table HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    assert talk(port, ask).startswith(b"HTTP/1.1 200")  # and the connection is closed, or this would wait
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20)) for _ in range(server.MAX_CONNECTIONS)]
+        for connection in slow:
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: local")  # never the rest
+        assert talk(port, ask).startswith(b"HTTP/1.1 503")
+        for connection in slow:
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.recv(1) == b""
+        assert talk(port, ask).startswith(b"HTTP/1.1 200")
 
 
 def test_a_port_in_use_is_told(capsys: pytest.CaptureFixture[str]) -> None:

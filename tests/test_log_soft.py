@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.autograd import gradcheck
+from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
 
 import khot
@@ -41,7 +41,9 @@ def test_gradients(method: str) -> None:
     scores = randn(2, 5).requires_grad_()
     k = torch.tensor([1.4, 3.0], dtype=torch.float64, requires_grad=True)
     tau = torch.tensor([0.6, 1.2], dtype=torch.float64, requires_grad=True)
-    assert gradcheck(lambda s, k, t: khot.log_soft_topk(s, k, t, method=method), (scores, k, tau))
+    f = lambda s, k, t: khot.log_soft_topk(s, k, t, method=method)  # noqa: E731
+    assert gradcheck(f, (scores, k, tau))
+    assert gradgradcheck(f, (scores, k, tau))
 
 
 def test_gradient_where_the_mask_underflows() -> None:
@@ -57,8 +59,36 @@ def test_half_precision_and_errors() -> None:
         khot.log_soft_topk(scores, 2, method="softsort")
 
 
-def test_a_second_derivative_is_refused_not_wrong() -> None:
-    scores = torch.randn(5, dtype=torch.float64, requires_grad=True)
-    (first,) = torch.autograd.grad(khot.log_soft_topk(scores, 2)[0], scores, create_graph=True)
-    with pytest.raises(RuntimeError, match="log_soft_topk has no second derivative"):
-        first.sum().backward()
+@pytest.mark.parametrize("method", SMOOTH)
+def test_hessians_in_every_order_of_modes(method: str) -> None:
+    scores, weights = randn(5), torch.linspace(-1, 2, 5, dtype=torch.float64)
+    own = lambda s: khot.log_soft_topk(s, 2, 1.7, method=method) @ weights  # noqa: E731
+    plain = lambda s: khot.soft_topk(s, 2, 1.7, method=method).log() @ weights  # noqa: E731
+    truth = torch.func.jacrev(torch.func.jacrev(plain))(scores)
+    for outer in (torch.func.jacrev, torch.func.jacfwd):
+        for inner in (torch.func.jacrev, torch.func.jacfwd):
+            assert_close(outer(inner(own))(scores), truth)
+    third = [torch.func.jacrev(torch.func.jacrev(torch.func.jacrev(f)))(scores) for f in (own, plain)]
+    assert_close(third[0], third[1])
+
+
+@pytest.mark.parametrize("method", SMOOTH)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("row", [[200.0, 0, -50], [1, 0, -1], [5, 5, 5], [torch.inf, 1, 0], [-torch.inf, 1, 0], [1e30, 0, -1e30]], ids=str)
+def test_derivatives_are_finite(method: str, dtype: torch.dtype, row: list[float]) -> None:
+    for k in (0.0, 1.0, 1.5, 2.0, 3.0):
+        scores, count = torch.tensor(row, dtype=dtype, requires_grad=True), torch.tensor(k, dtype=dtype, requires_grad=True)
+        logs = khot.log_soft_topk(scores, count, method=method)
+        first = torch.autograd.grad(logs[logs.isfinite()].sum(), (scores, count), create_graph=True)
+        (second,) = torch.autograd.grad(first[0].sum(), scores)
+        assert all(bool(part.isfinite().all()) for part in (*first, second))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_gaussian_far_out(dtype: torch.dtype) -> None:
+    """The slope of the logarithm is x + 1 / x - 2 / x^3 + ... at a distance of x; that of torch.special.log_ndtr is not."""
+    for far in (1e3, 1e4, 1e5, 1e10):
+        slope = far + 1 / far - 2 / far**3
+        scores = torch.tensor([far, 0.0, -far], dtype=dtype, requires_grad=True)
+        (grad,) = torch.autograd.grad(khot.log_soft_topk(scores, 1.5, method="gaussian")[2], scores)
+        assert_close(grad, torch.tensor([0.0, -slope, slope], dtype=dtype), rtol=8 * torch.finfo(dtype).eps, atol=0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
 
 import khot
-from tests.laws import dynamic_export, spaced
+from tests.laws import assert_derivative_in_every_mode, dynamic_export, spaced
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ def goal(scores: Tensor) -> Tensor:
     return (torch.arange(scores.shape[-1], device=scores.device) < 2).to(scores.dtype).expand(scores.shape)
 
 
+def items(scores: Tensor) -> Tensor:
+    """Two features of every item, ``(..., n, 2)``."""
+    return torch.stack((scores.sin(), scores.cos()), -1)
+
+
 def layer(scores: Tensor) -> Tensor:
     return khot.nn.TopKLoss(0.7, reduction="none")(scores, goal(scores))
 
@@ -51,8 +57,30 @@ TABLE = {
     "soft_rank(kl)": Row(lambda s: khot.soft_rank(s, 0.7, regularization="kl")),
     "soft_sort": Row(lambda s: khot.soft_sort(s, 0.7)),
     "soft_sort(kl)": Row(lambda s: khot.soft_sort(s, 0.7, regularization="kl")),
-    "log_soft_topk": Row(lambda s: khot.log_soft_topk(s, 2, 0.7), double_backward=False, quick=False),
+    "log_soft_topk": Row(lambda s: khot.log_soft_topk(s, 2, 0.7), quick=False),
     "magnitude_topk": Row(lambda s: khot.magnitude_topk(s, 2), quick=False),
+    "select_topk": Row(lambda s: khot.select_topk(items(s), s, 2, 0.7)),
+    "select_topk(sigmoid)": Row(lambda s: khot.select_topk(items(s), s, 2, 0.7, method="sigmoid")),
+    "select_topk_with_indices": Row(lambda s: khot.select_topk_with_indices(items(s), s, 2, 0.7).values, quick=False),
+    "gather_topk": Row(lambda s: khot.gather_topk(items(s), s.detach(), 2).values),
+    "entmax_topk(alpha=1.3)": Row(lambda s: khot.entmax_topk(s, 2, 0.7, alpha=1.3), quick=False),
+}
+HARD = {  # the value of one function, the derivative of another
+    "soft_topk(hard)": (lambda s: khot.soft_topk(s, 2, 0.7, hard=True), lambda s: khot.soft_topk(s, 2, 0.7)),
+    "straight_through": (lambda s: khot.straight_through(goal(s), s.sin()), torch.sin),
+    "select_topk(hard)": (lambda s: khot.select_topk(items(s), s, 2, 0.7, hard=True), lambda s: khot.select_topk(items(s), s, 2, 0.7)),
+}
+# Where the other public functions are held to the transforms, or why they are not.
+ELSEWHERE = {
+    "soft_topk": "tests/test_transforms.py",
+    "soft_topk_matrix": "tests/test_transforms.py",
+    "sample_topk": "tests/test_design_transforms.py",
+    "sample": "tests/test_design_transforms.py",
+    "topk_mask": "no derivative",
+    "certify_topk": "no derivative",
+    "beam_search": "a search that calls the user's function",
+    "reduce_tokens": "changes a model",
+    "restore_tokens": "changes a model",
 }
 EVERY = pytest.mark.parametrize("name", TABLE)
 
@@ -76,12 +104,16 @@ def test_gradgradcheck(name: str) -> None:
     assert gradgradcheck(TABLE[name].call, (spaced(1, 4).requires_grad_(),))
 
 
-@those("double_backward", False)
-def test_second_derivatives_are_refused(name: str) -> None:
-    x = spaced(1, 4).requires_grad_()
-    (first,) = torch.autograd.grad(TABLE[name].call(x).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="second derivative"):
-        torch.autograd.grad(first.square().sum(), x)
+@pytest.mark.parametrize("name", HARD)
+def test_straight_through_in_every_mode(name: str) -> None:
+    hard, soft = HARD[name]
+    assert_derivative_in_every_mode(hard, spaced(5), torch.autograd.functional.jacobian(soft, spaced(5)))
+    torch._dynamo.reset()
+    compiled = torch.compile(hard, fullgraph=True, dynamic=True, backend="aot_eager")
+    for size in (6, 9):
+        x = spaced(2, size).requires_grad_()
+        assert_close(compiled(x), hard(x))
+        assert_close(torch.autograd.grad(compiled(x).square().sum(), x), torch.autograd.grad(hard(x).square().sum(), x))
 
 
 @EVERY
@@ -141,6 +173,13 @@ def test_what_does_not_export_says_so() -> None:
     n = torch.export.Dim("n", min=4, max=64)
     with pytest.raises(Exception, match="network does not export with a dynamic length"):
         torch.export.export(Network(), (spaced(3, 6),), dynamic_shapes={"scores": {1: n}}, strict=False)
+
+
+def test_every_public_function_is_in_a_table() -> None:
+    rows = {f.__name__ for row in khot.RELAXATIONS.values() for f in (row.topk, row.matrix) if f is not None}
+    listed = {name.split("(")[0].removeprefix("nn.") for name in (*TABLE, *HARD)} | set(ELSEWHERE)
+    functions = {name for name in khot.__all__ if isinstance(getattr(khot, name), FunctionType)}
+    assert functions - rows - listed == set()
 
 
 def test_the_tables_name_every_registry() -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from bench import page, report
+from bench import page, report, report_parts
 from bench.__main__ import commands
 from bench.__main__ import main as bench
+from bench.applications import NAMES
 from bench.common import Table, load
 
 
@@ -54,9 +56,11 @@ def test_every_part_is_there(text: str) -> None:
     for title in (
         "Machines and versions",
         *(name.capitalize() for name in page.ABOUT),
-        "Application: features",
-        "Vision",
+        "What has not been run",
+        *(f"Application: {name}" for name in NAMES),
+        *(f"Vision: {name}" for name in ("runs", "canvas", "reduction", "throughput")),
         "Certified pruning",
+        "Distributed",
     ):
         assert f"<h2>{title}</h2>" in text
     for name in ("speed", "quality"):
@@ -65,15 +69,38 @@ def test_every_part_is_there(text: str) -> None:
 
 
 def test_numbers_are_those_of_the_data(text: str) -> None:
-    for row in load("certified_pruning"):
-        assert f"<td>{row['width']}</td>" in text
-    assert "python -m khot train" in text or "khot train" in text  # vision that was not run
+    rows = [row for row in load("certified_pruning") if (row["net"], row["domain"], row["eps"]) == ("pruned", "affine", 0.0005)]
+    mean = sum(row["width"] for row in rows) / len(rows)
+    assert f"<td>affine</td><td>0.0005</td><td>{len(rows)}</td>" in text and f"<td>{mean:.4g}</td>" in text
+    assert "khot train --recipe imagenet" in text  # vision that was not run
+
+
+def test_every_file_of_records_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also one that no list names, and means in place of many rows."""
+    monkeypatch.setattr(report_parts, "RESULTS", tmp_path)
+    (tmp_path / "applications").mkdir()
+    lines = [{"row": row, "seed": seed, "error": seed + 0.5, "right": seed % 2 == 0} for row in ("a", "b") for seed in range(40)]
+    (tmp_path / "applications" / "unheard_of.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
+    (tmp_path / "small.jsonl").write_text(json.dumps(lines[3]))
+    found = {part.title: part.tables for part in report_parts.every()}
+    assert found["Unheard of"] == [
+        ("unheard of, means", ["row", "rows", "error", "right"], [["a", 40, "20", "0.5"], ["b", 40, "20", "0.5"]], "")
+    ]
+    assert found["Small"] == [("small", ["row", "seed", "error", "right"], [["a", 3, 3.5, False]], "")]
+
+
+def test_rows_that_chose_settings_are_left_out() -> None:
+    assert report_parts.tested([{"part": "validation"}, {"part": "test"}, {"tested": False}, {}]) == [{"part": "test"}, {}]
 
 
 def test_a_part_without_data_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(report, "load", lambda name, path=None: [])
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
-    assert "Not measured yet: <code>python -m bench memory</code>" in report.report(figures=False)
+    for module in (report, report_parts):
+        monkeypatch.setattr(module, "load", lambda name, path=None: [])
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    made = report.report(figures=False)
+    for command in ("memory", "applications features", "vision throughput"):
+        assert f"Not measured yet: <code>python -m bench {command}</code>" in made
+        assert f"<td><code>python -m bench {command}</code></td>" in made
 
 
 def test_cells_are_escaped() -> None:

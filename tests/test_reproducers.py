@@ -107,3 +107,16 @@ def test_exports_with_a_long_dynamic_length(method: str) -> None:
 
     program = torch.export.export(Mask(), (scores(4, 9),), dynamic_shapes={"x": {1: torch.export.Dim("n", min=4, max=4096)}})
     assert_close(program.module()(scores(4, 33)), Mask()(scores(4, 33)))
+
+
+@MODES
+@pytest.mark.parametrize("method", ["sequential", "iterative"])
+@pytest.mark.parametrize("tau", [1e-46, 1e-10, 1e-3])
+def test_scores_over_tau_may_overflow(method: str, tau: float, native: bool) -> None:
+    """The order is that of the scores, and the gradient is finite."""
+    x = torch.tensor([[1e30, -1e30, 0.0, 1.0, 2.0, 3.0], [3e38, -3e38, 2e38, 0.0, 0.0, -3e38]], requires_grad=True)
+    with nullcontext() if native else khot.kernels.disabled():
+        y = khot.soft_topk(x, 2, tau, method=method)
+    assert_close(y, torch.tensor([[1.0, 0.0, 0.0, 0.0, 0.0, 1.0], [1.0, 0.0, 1.0, 0.0, 0.0, 0.0]]))
+    (grad,) = torch.autograd.grad(y[:, 0].sum(), x)
+    assert bool(grad.isfinite().all())

@@ -44,6 +44,15 @@ def test_results_from_three_records(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "| TopKDynamicModel | ImageNet | not run | `khot train --recipe imagenet --model topk_dynamic" in "\n".join(missing)
 
 
+def test_a_row_says_what_differs_from_the_preset_and_other_records_are_no_rows() -> None:
+    tuned = record("vit", "cifar10", 0, 60.0)
+    tuned["config"] |= {"model_options": {"image_size": 32, "dim": 64, "stem": "conv"}, "weights": "base.safetensors", "keep": [0.5, 0.5]}
+    tuned["config"] |= {"reduce": {"score": "learned", "gradient": "sample"}}
+    rows = results.table([{"method": "relaxed", "top1": 90.0}, tuned])
+    assert [row[0] for row in rows if row[1:3] == ["CIFAR-10", "60.00"]] == ["ViT, dim 64, conv, tokens by learned, sample, tuned"]
+    assert len(rows) == 1 + 3 * len(results.TITLES)
+
+
 def test_a_later_record_of_a_run_counts_and_comparison_is_paired() -> None:
     old, new = record("vit", "mnist", 0, 50.0), record("vit", "mnist", 0, 60.0)
     (only,) = results.group([old, new])

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import khot
 from khot.nn import SparseLinear, anneal, sparsify, to_csr
+from khot.nn.annealing import share_of
 from khot.nn.csr import CSRLinear
 
 
@@ -75,6 +76,24 @@ def test_one_mask_is_solved_in_each_forward(monkeypatch: pytest.MonkeyPatch) -> 
     part = model[0](torch.randn(4, 20))  # a layer by itself works as well
     assert len(calls) == 2 and part.shape == (4, 30)
     (out.sum() + part.sum()).backward()
+
+
+def test_a_mask_is_kept_for_some_passes_without_its_gradient() -> None:
+    model, x = net(), torch.randn(5, 20)
+    sparse = sparsify(model, density=0.1, every=3)
+    sparse.anneal(0.2)
+    weight = model[0].parametrizations.weight.original
+    for turn in range(6):
+        with torch.no_grad():
+            weight.add_(torch.randn_like(weight))
+        sparse.begin()
+        mask = sparse.current[0]
+        assert mask.requires_grad == (turn % 3 == 0)
+        fresh = sparse._masks()[0]
+        assert torch.equal(mask, fresh) == (turn % 3 == 0)
+        sparse.end()
+    model.eval()
+    assert model(x).shape and sum(kept.kept for kept in sparse.report().values()) == share_of(sparse.total, 0.1)
 
 
 def test_gradients_are_those_of_the_formula() -> None:
@@ -196,6 +215,8 @@ def test_errors() -> None:
             SparseLinear(3, 3, density=bad)
     with pytest.raises(ValueError, match="no Linear or Conv"):
         sparsify(nn.ReLU(), density=0.5)
+    with pytest.raises(ValueError, match="every must be at least 1, got 0"):
+        sparsify(net(), density=0.5, every=0)
     with pytest.raises(ValueError, match="named_modules"):
         sparsify(net(), density=0.5, exclude=["7"])
     with pytest.raises(ValueError, match="scores must be 'magnitude' or 'learned'"):

@@ -97,6 +97,14 @@ def test_a_module_of_ones_own_judges_and_is_not_changed() -> None:
     assert selector.get_support(indices=True).tolist() == [1, 3] and torch.equal(judge.weight, before)
 
 
+def test_a_linear_judge_finds_the_linear_part_of_a_small_sample() -> None:
+    generator = np.random.RandomState(0)
+    x = generator.normal(size=(120, 200))
+    y = x[:, 7] + x[:, 70] - x[:, 170] > 0
+    chosen = fast(hidden=0, rate=1e-2, design=None).fit(x, y).get_support(indices=True)
+    assert chosen.tolist() == [7, 70, 170]
+
+
 def test_bootstraps_average_runs() -> None:
     x, y = table(60)
     single, mean = fast(steps=100).fit(x, y), fast(steps=100, bootstraps=3).fit(x, y)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -197,26 +198,37 @@ def start(data: Path, out: Path, *flags: str, launch: tuple[str, ...] = ()) -> s
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes], pause: float) -> None:
+    while process.poll() is None and not condition():
+        time.sleep(pause)
+
+
+def kill_once(data: Path, out: Path, flags: list[str], rng: random.Random, *, in_a_save: bool) -> bool:
+    """Start or resume, let at least one checkpoint be written, then kill -9; whether a half-written file was left."""
+    path, part = out / "checkpoint.pt", out / "checkpoint.pt.part"
+    seen = path.stat().st_mtime_ns if path.exists() else 0
+    process = start(data, out, *flags)
+    wait_for(lambda: path.exists() and path.stat().st_mtime_ns != seen, process, 0.005)
+    if in_a_save:
+        wait_for(part.exists, process, 0.0)
+    else:
+        time.sleep(rng.random() * 0.2)
+    assert process.poll() is None, "the run ended before it was killed"
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    return part.exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_kill_at_random_moments(data: Path, tmp_path: Path, workers: str) -> None:
-    flags = ["--epochs", "10", "--save_every", "1", "--ema", "0.9", "--accumulate", "2", "--tau", "[2.0, 0.5]", "--workers", workers]
+def test_kill_at_twenty_moments_and_in_a_save(data: Path, tmp_path: Path, workers: str) -> None:
+    flags = ["--epochs", "100", "--save_every", "1", "--ema", "0.9", "--accumulate", "2", "--tau", "[2.0, 0.5]", "--workers", workers]
     assert start(data, tmp_path / "whole", *flags).wait() == 0
-    rng, kills = random.Random(0), 0
-    while not (tmp_path / "broken/record.json").exists() and kills < 20:
-        process = start(data, tmp_path / "broken", *flags)
-        seen = (tmp_path / "broken/checkpoint.pt").stat().st_mtime_ns if (tmp_path / "broken/checkpoint.pt").exists() else 0
-        while process.poll() is None and (
-            not (tmp_path / "broken/checkpoint.pt").exists() or (tmp_path / "broken/checkpoint.pt").stat().st_mtime_ns == seen
-        ):
-            time.sleep(0.01)
-        time.sleep(rng.random() * 0.3)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        kills += 1
-    assert kills >= 5
-    assert start(data, tmp_path / "broken", *flags).wait() == 0
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "broken"))
+    rng, out = random.Random(0), tmp_path / "broken"
+    halves = [kill_once(data, out, flags, rng, in_a_save=i % 2 == 1) for i in range(20)]
+    assert any(halves)  # at least one save was cut in the middle
+    assert start(data, out, *flags).wait() == 0
+    assert same(weights(tmp_path / "whole"), weights(out))
 
 
 @pytest.mark.slow
@@ -232,5 +244,7 @@ def test_two_processes_are_one(data: Path, tmp_path: Path) -> None:
         with (tmp_path / name / "log.csv").open() as file:
             logs.append(list(csv.DictReader(file)))
     assert len(logs[0]) == len(logs[1]) >= 50
+    one, two = (torch.tensor([float(row["loss"]) for row in log]) for log in logs)
+    torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
     for one, other in zip(weights(tmp_path / "one").values(), weights(tmp_path / "two").values(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

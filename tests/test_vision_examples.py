@@ -1,5 +1,6 @@
 """The vision examples run from end to end on small files."""
 
+import dataclasses
 import importlib.util
 import json
 import sys
@@ -65,12 +66,20 @@ def test_token_reduction(digits: Path, tmp_path: Path, capsys: pytest.CaptureFix
     settings = TrainConfig(data="mnist", data_dir=digits, out=tmp_path, epochs=1, validation=20, batch_size=50, model_options=options)
     settings.progress = False
     engine.train(settings)
-    files = ["--out", str(tmp_path / "t.png"), "--records", str(tmp_path / "t.jsonl")]
-    rows = example("token_reduction").main([str(tmp_path / "model.safetensors"), "--keep", "0.5", "--count", "70", *files])
-    assert len(rows) == 6 and rows[0]["keep"] == 1.0
+    weights = tmp_path / "model.safetensors"
+    for score in ({"score": "cls"}, {"score": "learned", "gradient": "sample"}):
+        tuned = dataclasses.replace(settings, out=tmp_path / score["score"], weights=weights, reduce={"at": [1, 3, 4], **score})
+        engine.train(dataclasses.replace(tuned, keep=(0.5, 0.5)))
+    files = [f"--{name}={tmp_path / file}" for name, file in (("out", "t.png"), ("figure", "f.png"), ("records", "t.jsonl"))]
+    more = ["--tuned", *(str(tmp_path / name / "model.safetensors") for name in ("cls", "learned"))]
+    rows = example("token_reduction").main([str(weights), "--keep", "0.5", "--count", "70", *files, *more])
+    assert len(rows) == 8 and rows[0]["keep"] == 1.0
+    assert [(row["choice"], row["keep"]) for row in rows if row["tuned"]] == [("cls attention", 0.5), ("learned, sample", 0.5)]
     assert all(row["macs"] < rows[0]["macs"] for row in rows[1:])
-    assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
-    assert "cls attention, fused" in capsys.readouterr().out
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("t.png", "f.png"))
+    printed = capsys.readouterr().out
+    assert "cls attention, fused" in printed and "over cls" in printed
+    assert example("token_reduction").main([str(weights), *files]) == rows  # from the records
 
 
 @pytest.mark.slow

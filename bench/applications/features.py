@@ -96,9 +96,10 @@ ROWS: dict[str, Chooser] = {
 def main(argv: list[str]) -> int:
     made = options("features", __doc__)
     made.add_argument("--protocol", choices=["small", "full"], default="small")
+    made.add_argument("--ks", default="50,25,10")
     made.add_argument("--validate", action="store_true", help="score on a validation part of the training rows: for tuning")
     given = made.parse_args(argv)
-    ks = [50] if given.quick else [50, 25, 10]
+    ks = [50] if given.quick else [int(k) for k in given.ks.split(",")]
     splits = given.seeds or (1 if given.quick else 10 if given.protocol == "small" else 5)
     names = ["mnist"] if given.quick else ["mnist", "fashion"]
     rows = chosen(given.rows, ROWS, ["khot", "variance"] if given.quick else None)

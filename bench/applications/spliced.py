@@ -29,6 +29,7 @@ class Spliced:
         self.model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name.name, dtype=torch.float32).eval()
         ids = torch.tensor(tokenizer(text.read_text(errors="replace"))["input_ids"])
         rows = ids[: len(ids) // CONTEXT * CONTEXT].view(-1, CONTEXT)[first:]
+        self.mean: float | None = None
         self.rows = rows[torch.linspace(0, len(rows) - 1, count).long()]
 
     @torch.no_grad()
@@ -55,8 +56,14 @@ class Spliced:
     def zero(self) -> float:
         return self.loss(torch.zeros_like)
 
+    def _of_mean(self, average: Tensor) -> float:
+        """Once for all autoencoders: they are trained on the same tokens."""
+        if self.mean is None:
+            self.mean = self.loss(lambda hidden: average.expand_as(hidden))
+        return self.mean
+
     def recovered(self, change: Callable[[Tensor], Tensor], average: Tensor) -> dict[str, float]:
         """The share of the loss of removing the layer's output that the reconstruction wins back: against zero and against the mean."""
-        loss, mean = self.loss(change), self.loss(lambda hidden: average.expand_as(hidden))
+        loss, mean = self.loss(change), self._of_mean(average)
         against = {"recovered": self.zero, "recovered_mean": mean}
         return {"ce": loss, "ce_plain": self.plain, **{name: (worst - loss) / (worst - self.plain) for name, worst in against.items()}}

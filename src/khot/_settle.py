@@ -9,7 +9,6 @@ its signature settles infinities itself; a nan and an empty row never reach it.
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -133,7 +132,8 @@ def settled_select(body: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _takes_among(body: Callable[..., Tensor], special: Callable[..., Tensor] | None) -> Callable[..., Tensor] | None:
-    return special or (body if "among" in inspect.signature(body).parameters else None)
+    """The body that names ``among``; every body gives it a default, and reading that is much quicker than ``inspect.signature``."""
+    return special or (body if "among" in (body.__kwdefaults__ or ()) else None)
 
 
 def _look(scores: Tensor) -> _Special:

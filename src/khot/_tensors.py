@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NoReturn, TypeAlias
 
 import torch
@@ -22,7 +23,7 @@ _KINDS = (Tensor, torch.nn.Parameter)
 is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)  # public since torch 2.7
 
 
-def _private(path: str, fallback: Callable[..., Any]) -> Callable[..., Any]:
+def _private(path: str, fallback: Any) -> Any:
     """The function at ``torch.<path>``, or ``fallback`` where this torch has none."""
     found: Any = torch
     for name in path.split("."):
@@ -55,6 +56,11 @@ group_named: Callable[[str], Any] = _private("distributed.distributed_c10d._reso
 standard_gamma: Callable[..., Tensor] = _private("_standard_gamma", _gamma)
 
 
+def source(generator: torch.Generator | None) -> dict[str, Any]:
+    """The argument ``generator=`` where there is one. Given as ``None``, it leads to an overload that takes no symbolic sizes."""
+    return {} if generator is None else {"generator": generator}
+
+
 def in_forward_mode() -> bool:
     """Whether a level of forward-mode differentiation is open."""
     return getattr(forward_ad, "_current_level", 0) >= 0
@@ -84,6 +90,34 @@ def _refuse_forward(mode: bool) -> NoReturn:
 
 
 _forward_grad: Callable[..., Any] = _private("autograd.forward_ad._set_fwd_grad_enabled", _refuse_forward)
+
+
+_entry_of: Callable[..., Any] | None = _private("_library.simple_registry.singleton.find", None)
+_autograd_of: Callable[..., Any] | None = _private("_library.autograd.make_autograd_impl", None)
+
+
+def register_fake(library: torch.library.Library, name: str, fake: Callable[..., Any]) -> None:
+    """``torch.library.register_fake``, without its search for the caller's lines of source, which takes longer than all the rest."""
+    try:
+        _entry_of(name).fake_impl.register(fake, __name__, library)  # pyright: ignore[reportOptionalCall]
+    except (AttributeError, TypeError):  # another torch, where this is called otherwise
+        torch.library.register_fake(name, fake, lib=library)
+
+
+def autograd_kernel(name: str, backward: Callable[..., Any], setup_context: Callable[..., Any]) -> Callable[..., Any] | None:
+    """What ``torch.library.register_autograd`` would register, made on the first call; ``None`` where this torch cannot make it alone."""
+    make, made = _autograd_of, list[Callable[..., Any]]()
+    if make is None:
+        return None
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        if not made:
+            namespace, operator = name.split("::")
+            rule = SimpleNamespace(_backward_fn=backward, _setup_context_fn=setup_context)
+            made.append(make(getattr(getattr(torch.ops, namespace), operator).default, rule))
+        return made[0](keyset, *args, **kwargs)
+
+    return kernel
 
 
 def is_recorded() -> bool:

@@ -20,7 +20,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["train"]:  # its flags are those of the configuration, read by jsonargparse
         return _train(given[1:])
-    options = _parser().parse_args(given)
+    parser = _parser()
+    if not given:
+        parser.exit(2, parser.format_help())
+    options = parser.parse_args(given)
     return options.run(options)
 
 
@@ -73,7 +76,7 @@ def _add_training(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     test.add_argument("--data_dir", type=Path, help="where the data are, if not where they were in training")
     test.set_defaults(run=_eval)
     results = commands.add_parser("results", help="the table of results", description="One row per model and data set, from run records.")
-    results.add_argument("records", type=Path, nargs="*", default=[Path("bench/results/vision.jsonl")], help="files or folders of records")
+    results.add_argument("records", type=Path, nargs="*", default=[Path("bench/results/vision")], help="files or folders of records")
     results.set_defaults(run=_results)
 
 
@@ -138,6 +141,7 @@ def _explore(options: argparse.Namespace) -> int:
     except (ValueError, OSError) as error:
         sys.stderr.write(f"khot explore: {error}\n")
         return 1
+    torch.set_num_threads(1)  # of 64 items at most: several threads would wait for each other longer than they work
     print(f"khot explore: {server.address(listener)} (stop with Ctrl+C)", flush=True)
     server.serve(listener, browser=options.open)
     return 0

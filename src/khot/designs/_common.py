@@ -5,21 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from khot._tensors import readable
+from khot._tensors import readable, source
 
 
 def uniform(like: Tensor, generator: Generator | None) -> Tensor:
     """Uniform on the open interval (0, 1), so that a logarithm or a logit is finite."""
-    u = torch.rand(like.shape, dtype=like.dtype, device=like.device, generator=generator)
+    u = torch.rand(like.shape, dtype=like.dtype, device=like.device, **source(generator))
     return u.clamp_(torch.finfo(like.dtype).tiny, 1 - torch.finfo(like.dtype).eps / 2)
 
 
 def random_order(like: Tensor, generator: Generator | None) -> Tensor:
     """A random permutation of ``0 .. n-1`` for every row, ``(..., n)``."""
     if like.numel() == like.shape[-1]:
-        return torch.randperm(like.shape[-1], dtype=torch.long, device=like.device, generator=generator).view(like.shape)
+        return torch.randperm(like.shape[-1], dtype=torch.long, device=like.device, **source(generator)).view(like.shape)
     # Two equal keys keep their order: that leaves the permutation a hair from uniform and the inclusion probabilities exact.
-    keys = torch.randint(2**31 - 1, like.shape, dtype=torch.int32, device=like.device, generator=generator)
+    keys = torch.randint(2**31 - 1, like.shape, dtype=torch.int32, device=like.device, **source(generator))
     return keys.argsort(dim=-1)
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+from typing import TypeAlias
 
 import torch
 from torch import Generator, Tensor
 
+from khot._tensors import source
 from khot.designs._common import random_order
 from khot.primitives.draw import draw
 from khot.primitives.fixed_point import fixed_point
 from khot.registry import design
+
+Settled: TypeAlias = tuple[Tensor, Tensor]  # places, and whether they are taken
 
 
 @design(
@@ -47,25 +51,28 @@ def pivotal(probs: Tensor, k: Tensor, *, generator: Generator | None = None, ord
         else torch.arange(probs.shape[-1], dtype=torch.long, device=probs.device).expand(probs.shape)
     )
     value, bits = fixed_point(probs.gather(-1, place), k)
-    out = torch.zeros_like(probs)
+    settled: list[Settled] = []
     while value.shape[-1] > 1:
-        value, place = _round(value, place, out, 1 << bits, generator)
-    return out.scatter_(-1, place, (value > 0).to(out.dtype))
+        value, place = _round(value, place, settled, 1 << bits, generator)
+    places, taken = zip(*settled, (place, value > 0), strict=True)
+    return torch.zeros_like(probs).scatter(-1, torch.cat(places, -1), torch.cat(taken, -1).to(probs.dtype))
 
 
-def _round(value: Tensor, place: Tensor, out: Tensor, one: int, generator: Generator | None) -> tuple[Tensor, Tensor]:
-    """One round of duels between neighbours; settled items are written to ``out``, an odd one goes through."""
+def _round(
+    value: Tensor, place: Tensor, settled: list[tuple[Tensor, Tensor]], one: int, generator: Generator | None
+) -> tuple[Tensor, Tensor]:
+    """One round of duels between neighbours; settled items are noted with what became of them, an odd one goes through."""
     paired = value.shape[-1] // 2 * 2
     a, b = value[..., 0:paired:2], value[..., 1:paired:2]
     total = a + b
     over = total > one
     # Odds of a: a to b for staying in, (1 - b) to (1 - a) for being the one taken.
     weight, against = torch.where(over, one - b, a), torch.where(over, 2 * one - total, total)
-    u = torch.rand(a.shape, dtype=torch.float64 if a.device.type != "mps" else torch.float32, device=a.device, generator=generator)
+    u = torch.rand(a.shape, dtype=torch.float64 if a.device.type != "mps" else torch.float32, device=a.device, **source(generator))
     # Kept from rounding up to the whole: a certain winner wins, always.
     a_wins = u.clamp_(max=1 - torch.finfo(u.dtype).eps).mul(against) < weight
     a_settles = a_wins == over  # the winner settles when it is taken, the loser when it is dropped
     place_a, place_b = place[..., 0:paired:2], place[..., 1:paired:2]
-    out.scatter_(-1, torch.where(a_settles, place_a, place_b), over.to(out.dtype))
+    settled.append((torch.where(a_settles, place_a, place_b), over))
     left, place_left = total - one * over, torch.where(a_settles, place_b, place_a)
     return torch.cat((left, value[..., paired:]), -1), torch.cat((place_left, place[..., paired:]), -1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
+from khot._tensors import source
 from khot.registry import design
 
 
@@ -36,4 +37,4 @@ def poisson(probs: Tensor, k: Tensor, *, generator: Generator | None = None) -> 
         >>> poisson(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([2]))
         tensor([0., 1., 1.])
     """
-    return (torch.rand(probs.shape, dtype=probs.dtype, device=probs.device, generator=generator) < probs).to(probs.dtype)
+    return (torch.rand(probs.shape, dtype=probs.dtype, device=probs.device, **source(generator)) < probs).to(probs.dtype)

@@ -7,6 +7,7 @@ import functools
 import torch
 from torch import Generator, Tensor
 
+from khot._tensors import source
 from khot.designs._common import random_order
 from khot.primitives.draw import draw
 from khot.primitives.fixed_point import fixed_point
@@ -48,14 +49,11 @@ def systematic(probs: Tensor, k: Tensor, *, generator: Generator | None = None, 
     if order == "fixed":
         return _teeth(probs, k, generator)
     place = random_order(probs, generator)
-    return torch.zeros_like(probs).scatter_(-1, place, _teeth(probs.gather(-1, place), k, generator))
+    return torch.zeros_like(probs).scatter(-1, place, _teeth(probs.gather(-1, place), k, generator))
 
 
 def _teeth(probs: Tensor, k: Tensor, generator: Generator | None) -> Tensor:
     units, bits = fixed_point(probs, k)
-    start = torch.randint(1 << bits, (*probs.shape[:-1], 1), dtype=torch.long, device=probs.device, generator=generator)
-    passed = units.cumsum_(-1).add_(start).bitwise_right_shift_(bits)
-    out = torch.empty_like(probs)
-    out[..., :1] = passed[..., :1]
-    out[..., 1:] = passed[..., 1:] != passed[..., :-1]
-    return out
+    start = torch.randint(1 << bits, (*probs.shape[:-1], 1), dtype=torch.long, device=probs.device, **source(generator))
+    passed = (units.cumsum_(-1) + start).bitwise_right_shift_(bits)
+    return torch.cat((passed[..., :1] > 0, passed[..., 1:] != passed[..., :-1]), -1).to(probs.dtype)

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from torch.autograd.function import Function
 from torch.compiler import is_compiling
 
-from khot._tensors import Number, column, standard_gamma
+from khot._tensors import Number, column, source, standard_gamma
 from khot.estimators._table import Objective, estimator
 from khot.primitives.refuse import no_second_derivative
 from khot.primitives.select import hard_mask
@@ -77,6 +77,6 @@ def _sum_of_gammas(shape: tuple[int, ...], k: int, like: Tensor, generator: Gene
     shapes = torch.full((terms, *shape), 1 + 1 / k, dtype=like.dtype, device=like.device)
     # A gamma of small shape, from one of shape 1 + a and a uniform: G(a) = G(1 + a) U^(1/a). torch has a generator for this one only.
     gammas = standard_gamma(shapes, generator=generator)
-    gammas = gammas * torch.rand(shapes.shape, dtype=like.dtype, device=like.device, generator=generator).pow(k)
+    gammas = gammas * torch.rand(shapes.shape, dtype=like.dtype, device=like.device, **source(generator)).pow(k)
     order = torch.arange(1, terms + 1, dtype=like.dtype, device=like.device).view(-1, *[1] * len(shape))
     return (gammas / order).sum(0) - math.log(terms) / k

@@ -22,6 +22,7 @@ TAUS = (1e-3, 1e3)
 DRAWS = 100  # of one request; the page asks again with the next seed and adds up
 MAX_SEED = 2**31 - 1
 
+EXAMPLE = {"x": "1,4,2,3", "k": "2", "tau": "0.5", "method": "sigmoid"}
 _ASKED = ("x", "k", "tau", "method", "design", "seed")
 
 
@@ -41,7 +42,7 @@ def read(query: Mapping[str, str]) -> Question:
     """The question in a query; ``ValueError`` says what must hold and what came.
 
     Example:
-        >>> read({"x": "1,4,2,3", "k": "2", "tau": "0.5", "method": "sigmoid"}).scores
+        >>> read(EXAMPLE).scores
         tensor([1., 4., 2., 3.], dtype=torch.float64)
     """
     for name in query:
@@ -60,7 +61,8 @@ def read(query: Mapping[str, str]) -> Question:
 
 def _given(query: Mapping[str, str], name: str) -> str:
     if name not in query:
-        raise ValueError(f"{name} is missing; ask for example with x=1,4,2,3&k=2&tau=0.5&method=sigmoid")
+        example = "&".join(f"{key}={value}" for key, value in EXAMPLE.items())
+        raise ValueError(f"{name} is missing; ask for example with {example}")
     return query[name]
 
 

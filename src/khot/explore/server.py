@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import webbrowser
 from collections.abc import Callable
@@ -18,19 +19,22 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from khot.explore import answer
-from khot.explore.question import MAX_QUERY, Question, read
+from khot.explore.question import EXAMPLE, MAX_QUERY, Question, read
 
 HOST = "127.0.0.1"
 ASSETS = Path(__file__).parent / "assets"
 MAX_HEAD = 16 * 1024  # bytes of request line and headers together
 MAX_CONNECTIONS = 32
+MAX_SECONDS = 10.0  # of one connection, from the first byte asked to the last byte read
 HEADERS = {
     b"content-security-policy": b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     b"x-content-type-options": b"nosniff",
     b"referrer-policy": b"no-referrer",
     b"cache-control": b"no-store",
+    b"connection": b"close",  # one question for each connection, so that its time can be bounded
 }
 
 
@@ -53,12 +57,20 @@ def _asks(reply: Callable[[Any], dict[str, Any]], *, plain: bool = False) -> Cal
 
     def endpoint(request: Request) -> Response:
         try:
-            asked: Question | None = None if plain else read(request.query_params)
+            asked: Question | None = None if plain else read(_once(request))
             return JSONResponse(reply(asked))
         except (ValueError, TypeError) as error:
             return JSONResponse({"error": str(error)}, status_code=400)
 
     return endpoint
+
+
+def _once(request: Request) -> dict[str, str]:
+    """The query; a name that comes twice would hide what was asked."""
+    query = request.query_params
+    if len(query.multi_items()) != len(query):
+        raise ValueError("every parameter must be given once; scores are one list, x=1,4,2,3")
+    return dict(query)
 
 
 def _refused(request: Request, error: Exception) -> Response:
@@ -95,6 +107,18 @@ class _Headers:
         await self.app(scope, receive, with_headers)
 
 
+class Impatient(H11Protocol):
+    """A client that sends its request or reads its answer too slowly is cut off: it does not take a place from others for long."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._end = self.loop.call_later(MAX_SECONDS, transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end.cancel()
+        super().connection_lost(exc)
+
+
 def bind(port: int) -> socket.socket:
     """A socket on this machine's own address; port 0 takes any that is free."""
     if not 0 <= port <= 65535:
@@ -113,15 +137,16 @@ def serve(listener: socket.socket, *, browser: bool = False) -> None:
     """Answer until interrupted."""
     config = uvicorn.Config(
         application(),
-        http="h11",
+        http=Impatient,
         ws="none",
         lifespan="off",
-        log_level="warning",
+        log_level="error",
         access_log=False,
         h11_max_incomplete_event_size=MAX_HEAD,
         limit_concurrency=MAX_CONNECTIONS,
         server_header=False,
     )
+    answer.soft(read(EXAMPLE))  # the first call of a process is slower than the others
     if browser:
         webbrowser.open(address(listener))
     uvicorn.Server(config).run(sockets=[listener])

@@ -8,8 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from khot._tensors import in_reach
 from khot.hard import topk_mask
-from khot.nn.annealing import Annealed, Method, Range, check_method, geometric, relaxed_mask
+from khot.nn._sae_options import check
+from khot.nn._sparse_code import combine, dense, entries, places
+from khot.nn.annealing import Annealed, Method, Range, geometric, relaxed_mask
 from khot.nn.learned_k import LearnedK
 from khot.primitives.select import hard_mask, largest
 
@@ -83,7 +86,7 @@ class SparseAutoencoder(Annealed):
         super().__init__(tau, until)
         if isinstance(k, LearnedK) and method is None:
             method = "sigmoid"  # which gives k its gradient
-        _check(d_in, d_sae, k, select, method, design, passes, start)
+        check(d_in, d_sae, k, select, method, design, passes, start)
         self.d_in, self.d_sae, self.k, self.select = d_in, d_sae, k, select
         self.method, self.design, self.signed, self.passes, self.start = method, design, signed, passes, start
         self.aux, self.dead_after, self.stats = aux, dead_after, {}
@@ -105,8 +108,8 @@ class SparseAutoencoder(Annealed):
 
     def forward(self, x: Tensor) -> Coded:
         """``(..., d_in)`` -> reconstruction ``(..., d_in)``, latents ``(..., d_sae)``."""
-        latents, _ = self._code(x)
-        return Coded(self.decode(latents), latents)
+        recon, latents, _ = self._coded(x)
+        return Coded(recon, latents)
 
     def encode(self, x: Tensor) -> Tensor:
         return self._code(x)[0]
@@ -135,8 +138,7 @@ class SparseAutoencoder(Annealed):
 
         Sets ``stats``: ``fvu``, ``l0`` (latents a token), ``dead`` (the share of latents that were silent for ``dead_after`` tokens).
         """
-        latents, pre = self._code(x)
-        recon = self.decode(latents)
+        recon, latents, pre = self._coded(x)
         total = (x - x.reshape(-1, self.d_in).mean(0)).square().sum().detach()
         fvu = (x - recon).square().sum() / total
         self._watch(latents)
@@ -144,7 +146,7 @@ class SparseAutoencoder(Annealed):
         self.stats = {"fvu": fvu.detach(), "l0": (latents.detach() != 0).sum(-1).float().mean(), "dead": dead.float().mean()}
         loss = fvu
         if self.aux and self.training:
-            loss = loss + AUX * self._aux_loss(x - recon.detach(), pre, dead)
+            loss = loss + AUX * self._aux_loss(x, x - recon.detach(), pre, dead)
         return loss + self.k.penalty(self.k(x - self.b_dec)) if isinstance(self.k, LearnedK) else loss
 
     def save(self, folder: str | Path, *, format: Literal["sae_lens", "khot"] = "sae_lens") -> None:
@@ -166,6 +168,46 @@ class SparseAutoencoder(Annealed):
             return 0
         part = math.floor(min(1.0, self.progress / self.until) * STAIRS) / STAIRS
         return min(self.d_sae, round(self.k * geometric((self.start, 1.0), part)))
+
+    def _coded(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Reconstruction, latents, and what they were selected from."""
+        if self._skips(x):
+            return self._coded_sparsely(x)
+        latents, pre = self._code(x)
+        return self.decode(latents), latents, pre
+
+    def _skips(self, x: Tensor) -> bool:
+        """Whether a step may leave out the products with what is not selected, because nothing else has a gradient."""
+        few = isinstance(self.k, int) and 8 * self.count <= self.d_sae and self.method is None and (not self.aux or self.passes == 1)
+        plain = x.dtype == self.W_enc.dtype and x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(x.device.type)
+        return few and plain and x.numel() > 0 and x.shape[-1] == self.d_in and self.training and torch.is_grad_enabled() and in_reach(x)
+
+    def _coded_sparsely(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same as the dense way: one product finds the selected latents, and only they are differentiated."""
+        left = centred = (x - self.b_dec).reshape(-1, self.d_in)
+        decoder, shape = self.decoder, (len(centred), self.d_sae)
+        recon = latents = pre = torch.zeros(())
+        for turn in range(self.passes):
+            scale, shift = (None, self.b_enc) if turn == 0 else (self.rate[turn - 1], self.b_refine[turn - 1])
+            with torch.no_grad():
+                product = left @ self.W_enc
+                pre = (product if scale is None else latents + scale * product) + shift
+                at = places(self._positions(pre.abs() if self.signed else pre, last=turn == self.passes - 1), shape)
+            values = entries(left, self.W_enc, product, at)
+            if scale is not None:
+                values = values * scale.index_select(0, at.columns) + latents.reshape(-1).index_select(0, at.flat)
+            values = values + shift.index_select(0, at.columns)
+            values = values if self.signed else values.relu()
+            latents, recon = dense(values, at), combine(values, decoder, at)
+            left = centred - recon
+        return (recon + self.b_dec).view_as(x), latents.view(*x.shape[:-1], -1), pre
+
+    def _positions(self, scores: Tensor, *, last: bool) -> Tensor:
+        """Of the selected latents in the flat matrix."""
+        if self.select == "batch_topk":
+            return self._batch_mask(scores, last=last).flatten().nonzero().squeeze(-1)
+        starts = torch.arange(len(scores), device=scores.device).unsqueeze(-1) * self.d_sae
+        return (largest(scores, self.count) + starts).flatten()
 
     def _code(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if x.shape[-1] != self.d_in:
@@ -235,32 +277,20 @@ class SparseAutoencoder(Annealed):
         active = (rows != 0).any(0)
         self.silent.copy_(torch.where(active, 0, self.silent + rows.shape[0]))
 
-    def _aux_loss(self, left: Tensor, pre: Tensor, dead: Tensor) -> Tensor:
+    def _aux_loss(self, x: Tensor, left: Tensor, pre: Tensor, dead: Tensor) -> Tensor:
         """How well the dead latents alone would explain what is left, relative to its size; 0 where none is dead."""
-        scores = torch.where(dead, pre.relu(), -1.0)
-        best = scores.topk(min(self.d_sae, self.d_in // 2 or 1))
+        decoder = self.decoder
+        if self._skips(x):  # what was left out is needed for the dead ones
+            which = dead.nonzero().squeeze(-1)
+            if not len(which):
+                return left.new_zeros(())
+            pre = (x - self.b_dec) @ self.W_enc.index_select(1, which) + self.b_enc.index_select(0, which)
+            decoder, dead = decoder.index_select(0, which), dead[which]
+        best = torch.where(dead, pre.relu(), -1.0).topk(min(pre.shape[-1], self.d_in // 2 or 1))
         code = torch.zeros_like(pre).scatter(-1, best.indices, best.values.relu())
-        relative = (left - code @ self.decoder).square().sum() / left.square().sum()
+        relative = (left - code @ decoder).square().sum() / left.square().sum()
         return torch.where(dead.any(), relative, 0.0)
 
     def extra_repr(self) -> str:
         k = self.k if isinstance(self.k, int) else "learned"
         return f"d_in={self.d_in}, d_sae={self.d_sae}, k={k}, select={self.select!r}, method={self.method!r}, passes={self.passes}"
-
-
-def _check(
-    d_in: int, d_sae: int, k: int | LearnedK, select: str, method: Method | None, design: str | None, passes: int, start: float
-) -> None:
-    if select not in ("topk", "batch_topk"):
-        raise ValueError(f"select must be 'topk' or 'batch_topk', got {select!r}")
-    if isinstance(k, LearnedK):
-        if k.dim != d_in or k.high > d_sae or select != "topk":
-            raise ValueError(f"a learned k needs select='topk', dim={d_in} and high <= {d_sae}, got {select!r}, {k.dim} and {k.high:g}")
-    elif not 0 < k <= d_sae:
-        raise ValueError(f"k must be between 1 and d_sae={d_sae}, got {k}")
-    if method is not None:
-        check_method(method, design)
-    elif design is not None:
-        raise ValueError("a design draws from the mask of a method; name one, e.g. method='sigmoid'")
-    if passes < 1 or start < 1:
-        raise ValueError(f"passes and start must be at least 1, got {passes} and {start}")

@@ -57,13 +57,15 @@ class WeightMask(Annealed):
 class Sparsifier:
     """Handle of a model whose weights share one budget; made by :func:`sparsify`."""
 
-    def __init__(self, density: float, method: Method, scope: Scope, hard: bool, tau: Range, until: float) -> None:
+    def __init__(self, density: float, method: Method, scope: Scope, hard: bool, tau: Range, until: float, every: int = 1) -> None:
         self.target, self.method, self.scope, self.hard, self.tau, self.until = density, method, scope, hard, tau, until
+        self.every, self.turn = every, 0
         self.density = 1.0
         self.modules: list[nn.Module] = []
         self.names: list[str] = []
         self.masks: list[WeightMask] = []
         self.current: dict[int, Tensor] = {}  # the masks of the forward pass that is running
+        self.last: list[Tensor] = []  # those of the last one that solved for them
         self.frozen = False
 
     def anneal(self, progress: float) -> None:
@@ -125,10 +127,20 @@ class Sparsifier:
     def begin(self, *_: Any) -> None:
         """Before the model's forward: one mask over all weights, for all layers."""
         if not self.frozen:
-            self.current = dict(enumerate(self._masks()))
+            self.current = dict(enumerate(self._masks() if self.every == 1 or not self.masks[0].training else self._sometimes()))
 
     def end(self, *_: Any) -> None:
         self.current = {}
+
+    def _sometimes(self) -> list[Tensor]:
+        """A new mask in every so many forward passes; between them the last one, as a constant."""
+        if self.turn % self.every == 0 or is_compiling():
+            masks = self._masks()
+            self.last = [mask.detach() for mask in masks]
+        else:
+            masks = self.last
+        self.turn += 1
+        return masks
 
     def _masks(self) -> list[Tensor]:
         if not self.masks[0].training:
@@ -186,6 +198,7 @@ def sparsify(
     exclude: Collection[str] = (),
     tau: Range = (0.5, 0.05),
     until: float = 2 / 3,
+    every: int = 1,
 ) -> Sparsifier:
     """Give the Linear and Conv weights of a model one budget, and learn which of them to keep.
 
@@ -202,6 +215,7 @@ def sparsify(
         exclude: names of modules to leave alone, as in ``model.named_modules()``.
         tau: temperature, or where it starts and ends, in units of the scores' spread.
         until: the share of the training in which the choice is made.
+        every: solve for the mask in every so many forward passes of the training and keep it, without its gradient, between them.
 
     Returns:
         A handle with ``anneal(progress)``, ``report()``, ``parameters()`` and ``harden()``.
@@ -218,7 +232,9 @@ def sparsify(
     check_share(density, "density")
     _check_choice(scores, ("magnitude", "learned"), "scores")
     _check_choice(scope, ("global", "layer"), "scope")
-    group = Sparsifier(density, method, scope, hard, tau, until)
+    if every < 1:
+        raise ValueError(f"every must be at least 1, got {every}; 1 solves for the mask in each forward pass")
+    group = Sparsifier(density, method, scope, hard, tau, until, every)
     for name, module in _targets(model, exclude):
         mask = WeightMask(group, module.get_parameter("weight"), scores)
         group.masks.append(mask)

@@ -20,7 +20,7 @@ class Reduced(NamedTuple):
     """What :class:`TokenTopK` keeps."""
 
     tokens: Tensor  # (B, P + k, d), one more with fuse
-    indices: Tensor  # (B, k), of the kept ones among the candidates, in ascending order
+    indices: Tensor  # (B, k), of the kept ones among the candidates
 
 
 @final

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from khot._tensors import autograd_kernel, register_fake
+
 _LIBRARY = torch.library.Library("khot", "FRAGMENT")  # the operators go when it goes
 
 
@@ -24,15 +26,19 @@ def define(
     name = schema.split("(")[0]
     _LIBRARY.define(schema, tags=(torch.Tag.nondeterministic_seeded,) if random else ())
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"khot::{name}", fake, lib=_LIBRARY)
+    register_fake(_LIBRARY, f"khot::{name}", fake)
     if batched is not None:
         torch.library.register_vmap(f"khot::{name}", batched, lib=_LIBRARY)
     return f"khot::{name}"
 
 
 def derive(name: str, backward: Callable[..., Any], setup_context: Callable[..., Any]) -> None:
-    """Give the operator ``name`` a derivative."""
-    torch.library.register_autograd(name, backward, setup_context=setup_context, lib=_LIBRARY)
+    """Give the operator ``name`` a derivative. torch writes a class for it, which takes longer than all the rest: on its first call."""
+    kernel = autograd_kernel(name, backward, setup_context)
+    if kernel is None:
+        torch.library.register_autograd(name, backward, setup_context=setup_context, lib=_LIBRARY)
+    else:
+        _LIBRARY.impl(name.split("::")[1], kernel, "Autograd", with_keyset=True)
 
 
 def define_rows(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from khot._settle import Among
-from khot._tensors import Number, column, deeper
+from khot._tensors import Number, column, deeper, readable
 from khot.primitives.limits import check_size
 from khot.primitives.pieces import mask_by_rows, select_by_rows
 from khot.registry import relaxation
@@ -21,36 +22,56 @@ def _rows(scores: Tensor, k: int, tau: Number, alpha: float, among: Among | None
         raise ValueError(f"alpha must be positive, got {alpha}; the larger, the harder each row")
     check_size("iterative", *scores.shape[:-1], k, scores.shape[-1])
     index = (scores.detach() if among is None else among.hide(scores)).topk(k).indices
-    unit = column(tau, scores) / alpha**0.5
-    if among is None:
-        scaled = scores / unit
-        return functools.partial(_some_rows, scaled, scaled.gather(-1, index), index)
+    top, width = scores.gather(-1, index), column(tau, scores)
+    most = _farthest(scores.detach(), width)
+    if among is None and most is None:
+        return functools.partial(_some_rows, scores, top, index, width / alpha**0.5)
     turn = torch.full_like(scores, k, dtype=torch.long)
     places = torch.arange(k, dtype=torch.long, device=scores.device).expand_as(index)
     turn = turn.scatter(-1, index, places).unsqueeze(-2)  # the row that takes the item out
-    return functools.partial(_some_special_rows, scores, among, scores.gather(-1, index), turn, unit)
+    return functools.partial(_some_special_rows, scores, among, top, turn, width, alpha, most)
 
 
-def _some_rows(scaled: Tensor, top: Tensor, index: Tensor, start: int, stop: int) -> Tensor:
+def _farthest(scores: Tensor, tau: Number) -> float | None:
+    """Where a gap has to be cut: its square shall be a number. So far out the softmax is 0, and so is its gradient."""
+    if readable(scores):
+        gap = (scores.amax(-1, keepdim=True) - scores.amin(-1, keepdim=True)) / tau
+        if math.isfinite(gap.square().sum().item()):
+            return None
+    return torch.finfo(scores.dtype).max ** 0.25
+
+
+def _some_rows(scores: Tensor, top: Tensor, index: Tensor, unit: Number, start: int, stop: int) -> Tensor:
     """Only items among the ``k`` largest are ever taken out: their logits are made apart and written over the others."""
     mine = top[..., start:stop, None]
-    logits, among_top = _minus_square(mine - scaled.unsqueeze(-2)), _minus_square(mine - top.unsqueeze(-2))
-    row = torch.arange(start, stop, dtype=torch.long, device=scaled.device).unsqueeze(-1)
-    gone = torch.arange(top.shape[-1], dtype=torch.long, device=scaled.device) < row
-    found = index.unsqueeze(-2).expand(among_top.shape)
-    return torch.softmax(logits.scatter_(-1, found, among_top.masked_fill(gone, -torch.inf)), -1)
+    logits, of_top = (_minus_square((mine - other.unsqueeze(-2)) / deeper(unit)) for other in (scores, top))
+    row = torch.arange(start, stop, dtype=torch.long, device=scores.device).unsqueeze(-1)
+    gone = torch.arange(top.shape[-1], dtype=torch.long, device=scores.device) < row
+    return torch.softmax(logits.scatter(-1, index.unsqueeze(-2).expand(of_top.shape), of_top.masked_fill(gone, -torch.inf)), -1)
 
 
 def _minus_square(gap: Tensor) -> Tensor:
     return torch.addcmul(gap.new_zeros(()), gap, gap, value=-1)  # one pass
 
 
-def _some_special_rows(scores: Tensor, among: Among, top: Tensor, turn: Tensor, unit: Number, start: int, stop: int) -> Tensor:
-    """A row without any item left keeps the one that is its own, so that no softmax is empty."""
+def _some_special_rows(
+    scores: Tensor,
+    among: Among | None,
+    top: Tensor,
+    turn: Tensor,
+    tau: Number,
+    alpha: float,
+    most: float | None,
+    start: int,
+    stop: int,
+) -> Tensor:
     row = torch.arange(start, stop, dtype=torch.long, device=scores.device).unsqueeze(-1)
-    gap = (top[..., start:stop, None] - scores.unsqueeze(-2)) / deeper(unit)
-    gone = ((turn < row) | ~among.items.unsqueeze(-2)) & (turn != row)
-    return torch.softmax((-gap.square()).masked_fill(gone, -torch.inf), -1)
+    gap = (top[..., start:stop, None] - scores.unsqueeze(-2)) / deeper(tau)
+    gap = gap if most is None else gap.clamp(-most, most)
+    gone = turn < row
+    if among is not None:  # a row without any item left keeps the one that is its own, so that no softmax is empty
+        gone = (gone | ~among.items.unsqueeze(-2)) & (turn != row)
+    return torch.softmax((-alpha * gap.square()).masked_fill(gone, -torch.inf), -1)
 
 
 def _matrix(scores: Tensor, k: int, tau: Number = 1.0, *, alpha: float = 2.0, among: Among | None = None) -> Tensor:

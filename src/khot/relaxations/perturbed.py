@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from khot._settle import Among
-from khot._tensors import Number, column
+from khot._tensors import Number, column, source
 from khot.primitives.limits import check_size
 from khot.primitives.refuse import no_second_derivative
 from khot.primitives.select import largest
@@ -103,8 +103,8 @@ def _mean(
     fix = "lower num_samples or split the batch"
     check_size("perturbed", *scores.shape[:-1], num_samples, max(1, k), what="table of choices", fix=fix)
     shape = (max(1, -(-math.prod(scores.shape[:-1]) // _GROUP)), num_samples, scores.shape[-1])
-    noise = torch.randn(shape, generator=generator, dtype=scores.dtype, device=scores.device)
-    signs = torch.randint(2, scores.shape, generator=generator, dtype=scores.dtype, device=scores.device) * 2 - 1
+    noise = torch.randn(shape, dtype=scores.dtype, device=scores.device, **source(generator))
+    signs = torch.randint(2, scores.shape, dtype=scores.dtype, device=scores.device, **source(generator)) * 2 - 1
     return _Mean.apply(scores, column(tau, scores), noise, signs, None if among is None else among.items, k, ordered)[0]
 
 

@@ -69,6 +69,9 @@ def regress(values: np.ndarray) -> Task:
 
 
 def default_network(features: int, outputs: int, hidden: int) -> nn.Module:
+    """One hidden layer, or none at all."""
+    if not hidden:
+        return nn.Linear(features, outputs)
     return nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
 
 

@@ -31,12 +31,13 @@ class TopKSelector(SelectorMixin, BaseEstimator):
             ``y`` the network reconstructs all of ``X``.
         steps: gradient steps in each run.
         batch_size: rows in each step.
-        hidden: width of the default network.
+        hidden: width of the default network; 0 judges by a linear model, which small samples can bear (with ``rate=1e-2``).
         rate: learning rate of the network.
         score_rate: learning rate of the scores.
         tau: temperature at the start and at the end.
         method: a name in :data:`khot.RELAXATIONS`.
-        design: a name in :data:`khot.DESIGNS`, or None to train with the soft mask itself.
+        design: a name in :data:`khot.DESIGNS`, or None to train with the soft mask itself, which sees all features in every step: better
+            where ``k`` is a few of hundreds and the judge is linear.
         bootstraps: for small samples: learn on that many bootstrap samples and cut the mean of their scores.
         n_iter_no_change: stop early once the choice is certain and has stayed for so many looks (of 20 in a run); None never stops.
         verbose: show a progress bar (needs tqdm).

@@ -36,7 +36,7 @@ class Run:
         import ignite.distributed as idist
 
         self.started, self.earlier = time.process_time(), 0.0
-        self.config, self.rank, self.world = config, idist.get_rank(), idist.get_world_size()
+        self.config, self.rank, self.world, self.sum = config, idist.get_rank(), idist.get_world_size(), idist.all_reduce
         if config.batch_size % (config.accumulate * self.world):
             raise ValueError(
                 f"batch_size={config.batch_size} must be a multiple of accumulate x processes = {config.accumulate * self.world}"
@@ -87,7 +87,8 @@ class Run:
         torch.manual_seed((self.config.seed * 1_000_003 + self.step) * self.world + self.rank)
         targets = F.one_hot(batch.labels, self.source.num_classes).float()
         images, targets = mix(batch.images, targets, self.config.mixup, self.config.cutmix)
-        self.loss = self._backward(images.to(self.config.device), targets.to(self.config.device))
+        loss = self._backward(images.to(self.config.device), targets.to(self.config.device))
+        self.loss = float(self.sum(loss)) / self.world  # of the global batch, so that all processes stop where one must
         if not math.isfinite(self.loss):
             raise FloatingPointError(
                 f"the loss is {self.loss} at step {self.step}, on the images {batch.indices.tolist()}; nothing was saved"
@@ -166,11 +167,12 @@ def train(config: TrainConfig) -> records.Record:
         run = Run(config)
         config.out.mkdir(parents=True, exist_ok=True)
         if run.step < run.total:
-            _loop(run)
+            drive(run)
         return _finish(run, done)
 
 
-def _loop(run: Run) -> None:
+def drive(run: Run) -> None:
+    """All steps that are left, with log and checkpoints."""
     from ignite.engine import Engine, Events
 
     config, trainer = run.config, Engine(run.train_step)

@@ -46,9 +46,9 @@ def table(records: Iterable[Record]) -> list[list[str]]:
 
 
 def group(records: Iterable[Record]) -> list[Group]:
-    """Runs by everything but the seed; of two records of one run the later counts."""
+    """Runs by everything but the seed; of two records of one run the later counts. Records of other things have no config."""
     kinds: dict[tuple[str, str, str], dict[int, Record]] = {}
-    for record in records:
+    for record in (each for each in records if "config" in each):
         kinds.setdefault((record["model"], record["data"], _own(record)), {})[record["seed"]] = record
     return [Group(*kind, [seeds[seed] for seed in sorted(seeds)]) for kind, seeds in kinds.items()]
 
@@ -61,11 +61,9 @@ def _own(record: Record) -> str:
 
 def _row(each: Group) -> list[str]:
     first, config = each.runs[0], each.runs[0]["config"]
-    options = config.get("model_options") or {}
-    title = TITLES[each.model] + "".join(f", {options[name]}" for name in ("method", "stem") if name in options)
     shares = [statistics.mean(column) for column in zip(*(run["off_diagonal"] for run in each.runs), strict=True)]
     return [
-        title,
+        ", ".join([TITLES[each.model], *_details(config)]),
         DATA.get(each.data, each.data),
         _mean(each.runs, "top1"),
         _mean(each.runs, "top5"),
@@ -79,6 +77,16 @@ def _row(each: Group) -> list[str]:
         f"{statistics.mean(run['cpu_minutes'] for run in each.runs):.0f}",
         " ".join(f"{share:.2f}" for share in shares),
     ]
+
+
+def _details(config: Record) -> list[str]:
+    """What differs from the preset, and how tokens are reduced."""
+    options, reduce = config.get("model_options") or {}, config.get("reduce") or {}
+    shown = {name: value for name, value in options.items() if name not in ("image_size", "in_channels", "num_classes", "k")}
+    details = [str(value) if name in ("method", "stem") else f"{name.replace('_', ' ')} {value}" for name, value in shown.items()]
+    if reduce:
+        details.append(f"tokens by {reduce.get('score', 'cls')}" + (f", {reduce['gradient']}" if "gradient" in reduce else ""))
+    return details + (["tuned"] if config.get("weights") else [])
 
 
 def _missing(model: str, data: str) -> list[str]:

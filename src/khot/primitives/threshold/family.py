@@ -12,7 +12,7 @@ from torch import Tensor
 _builders: dict[str, Callable[[float], Family]] = {}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Family:
     """An increasing squashing function ``F`` from the reals to [0, 1]."""
 

@@ -17,7 +17,7 @@ _DIGIT = 4  # bits of the k-th largest that are decided by one reduction
 _INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Rows:
     """The reductions over a row.
 
