@@ -28,6 +28,7 @@ from bench.timing import Timing as Timing
 from bench.timing import affordable as affordable
 from bench.timing import race as race
 from khot import RELAXATIONS
+from khot.kernels.library import instruction_set
 
 RESULTS = Path(__file__).parent / "results"
 NATIVE = ("sigmoid", "euclidean", "laplace", "gaussian")  # the methods whose bounds are those of the native solver
@@ -44,6 +45,7 @@ def facts() -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
         "isa": torch.backends.cpu.get_cpu_capability(),
+        "kernel": instruction_set(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -9,20 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import khot
 from bench.common import Recorder, Table, draw_scores, laws_green, native_available, print_tables, progress, race, recorder
 from bench.timing import gradient_of
 
 FUNCTIONS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "softmax": lambda x, k: torch.softmax(x, -1),
-    "sigmoid": lambda x, k: _sigmoid(x, k),
+    "sigmoid": lambda x, k: khot.sigmoid_topk(x, k),
+    "topk_mask": lambda x, k: khot.topk_mask(x, k),
+    "soft_topk(hard=True)": lambda x, k: khot.soft_topk(x, k, hard=True),
+    "sample_topk": lambda x, k: khot.sample_topk(x, k),
     "topk": lambda x, k: torch.topk(x, k).values,
 }
-
-
-def _sigmoid(x: Tensor, k: int) -> Tensor:
-    import khot
-
-    return khot.sigmoid_topk(x, k)
+HARD = ("topk_mask",)  # has no gradient
 
 
 def run(options: argparse.Namespace) -> int:
@@ -46,7 +45,7 @@ def tables(rows: list[dict[str, Any]]) -> list[Table]:
 def _time(n: int, record: Recorder, *, quick: bool) -> None:
     x, k = draw_scores("normal", (1, n)), max(1, n // 16)
     for mode in ("forward", "forward+backward"):
-        calls = {name: _call(function, x, k, mode) for name, function in FUNCTIONS.items()}
+        calls = {name: _call(function, x, k, mode) for name, function in FUNCTIONS.items() if mode == "forward" or name not in HARD}
         least = 1 if n >= 10**8 else 3
         for name, timing in race(calls, seconds=0.1 if quick else 0.5, rounds=(least, 50)).items():
             kernels = "on" if native_available() else "off"

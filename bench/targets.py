@@ -8,6 +8,7 @@ from typing import Any
 
 from bench.common import NATIVE, Table, load, print_tables, same
 from bench.seeds_report import summary, times_faster
+from bench.verbs import kernel_of
 
 Row = dict[str, Any]
 LONG = ("1x1000000", "1x100000", "16x16384", "256x32768")
@@ -42,18 +43,19 @@ def _line(claim: str, bound: float, rows: Iterable[Row], value: Callable[[Row], 
 
 
 def _verbs(rows: list[Row]) -> list[list[str]]:
-    """One line a call, mode and rival: the cell that comes nearest to its bound, or lies farthest above it."""
-    lines = []
-    for key in dict.fromkeys((row["what"], row["mode"], row["over"]) for row in rows if "bound" in row):
-        mine = [row for row in rows if (row.get("what"), row.get("mode"), row.get("over")) == key]
-        worst = max((row for row in mine if "ratio" in row), key=lambda row: row["ratio"] / row["bound"], default=None)
-        claim = f"{key[0]}, {key[1]}, over {key[2]}"
-        if worst is None:
-            lines.append([claim, f"<= {mine[0]['bound']:g}", f"not measured: {mine[0]['skipped']}", "", ""])
-        else:
-            holds = "yes" if worst["ratio"] <= worst["bound"] else "no"
-            lines.append([claim, f"<= {worst['bound']:g}", f"{worst['ratio']:.3g}", worst["shape"], holds])
-    return lines
+    """One line a call, mode, rival and instruction set: the cell that comes nearest to its bound, or lies farthest above it."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["what"], row["mode"], row["over"], kernel_of(row)), []).append(row)
+    return [_verb(f"{what}, {mode}, over {over}", kernel, mine) for (what, mode, over, kernel), mine in groups.items()]
+
+
+def _verb(claim: str, kernel: str, rows: list[Row]) -> list[str]:
+    worst = max((row for row in rows if "ratio" in row), key=lambda row: row["ratio"] / row["bound"], default=None)
+    if worst is None:
+        return [claim, f"<= {rows[0]['bound']:g}", f"not measured: {rows[0]['skipped']}", kernel, ""]
+    where = ", ".join(part for part in (worst["shape"], kernel) if part)
+    return [claim, f"<= {worst['bound']:g}", f"{worst['ratio']:.3g}", where, "yes" if worst["ratio"] <= worst["bound"] else "no"]
 
 
 def _speed(rows: list[Row]) -> list[list[str]]:
@@ -126,8 +128,16 @@ def _seeds(rows: list[Row]) -> list[list[str]]:
 
 
 def _linear(rows: list[Row]) -> list[list[str]]:
-    """Time over softmax's on rows from 10^5 on: linear, and no worse where memory is the limit."""
+    """Rows of 10^5 scores and more: time over softmax's, and how that grows from 10^5 on: linear, and no worse where memory is the limit."""
     times = {(row["what"], row["n"]): row["seconds"] for row in rows if same(row, mode="forward")}
-    lengths = [n for what, n in times if what == "sigmoid" and n >= 10**5]
-    far = [{"shape": f"n = {n:.0e}", "ratio": times["sigmoid", n] / times["softmax", n]} for n in lengths]
-    return [_line("one row, n = 10^5 to 10^8: time over softmax's", 1.5, far, lambda row: row["ratio"])]
+    lengths = {what: sorted(n for name, n in times if name == what and n >= 10**5) for what in dict.fromkeys(what for what, _ in times)}
+    over = {(what, n): time / times["softmax", n] for (what, n), time in times.items()}
+    far = [{"shape": f"n = {n:.0e}", "ratio": over["sigmoid", n]} for n in lengths.get("sigmoid", [])]
+    flat = [
+        {"what": what, "shape": f"n = {n:.0e}", "ratio": over[what, n] / over[what, 10**5]}
+        for what in ("sigmoid", "topk_mask", "soft_topk(hard=True)", "sample_topk") for n in lengths.get(what, [])[1:]
+    ]  # fmt: skip
+    return [
+        _line("one row, n = 10^5 to 10^8: time over softmax's", 1.5, far, lambda row: row["ratio"]),
+        _line("one row, n = 10^5 to 10^8: the same over that at 10^5", 1.5, flat, lambda row: row["ratio"]),
+    ]

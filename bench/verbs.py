@@ -54,10 +54,21 @@ def _time(claim: Claim, shape: tuple[int, int, int], options: argparse.Namespace
 
 
 def tables(rows: list[dict[str, Any]]) -> list[Table]:
-    """Every claim beside what was measured."""
-    lines = [[row["what"], row["mode"], row["over"], row["shape"], f"<= {row['bound']:g}", _measured(row)] for row in rows]
-    head = ["call", "mode", "over", "shape (batch, n, k)", "bound", "measured"]
+    """Every claim beside what was measured, a column for each instruction set."""
+    sets = list(dict.fromkeys(kernel_of(row) for row in rows))
+    found = {(_claim(row), kernel_of(row)): _measured(row) for row in rows}
+    lines = [[*claim, *(found.get((claim, kernel), "") for kernel in sets)] for claim in dict.fromkeys(_claim(row) for row in rows)]
+    head = ["call", "mode", "over", "shape (batch, n, k)", "bound", *(f"measured, {kernel}" for kernel in sets)]
     return [Table("time over that of what it replaces, in the same run", head, lines)]
+
+
+def kernel_of(row: dict[str, Any]) -> str:
+    """The instruction set that a row was measured with. Earlier rows have only that of PyTorch, which was the same."""
+    return row.get("kernel") or row["isa"].lower()
+
+
+def _claim(row: dict[str, Any]) -> tuple[str, ...]:
+    return (row["what"], row["mode"], row["over"], row["shape"], f"<= {row['bound']:g}")
 
 
 def _measured(row: dict[str, Any]) -> str:

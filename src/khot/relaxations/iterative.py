@@ -26,13 +26,14 @@ def _rows(scores: Tensor, k: int, tau: Number, alpha: float, among: Among | None
         raise ValueError(f"alpha must be positive, got {alpha}; the larger, the harder each row")
     check_size("iterative", *scores.shape[:-1], k, scores.shape[-1])
     index = (scores.detach() if among is None else among.hide(scores)).topk(k).indices
-    turn = torch.full_like(scores, k, dtype=torch.long)
-    turn = turn.scatter(
-        -1, index, torch.arange(k, dtype=torch.long, device=scores.device).expand_as(index)
-    )  # the row that takes the item out
-    width = column(tau, scores)
+    top, width = scores.gather(-1, index), column(tau, scores)
     most = _farthest(scores.detach(), width)
-    return functools.partial(_some_rows, scores, among, scores.gather(-1, index), turn.unsqueeze(-2), width, alpha, most)
+    if among is None and most is None:
+        return functools.partial(_some_rows, scores, top, index, width / alpha**0.5)
+    turn = torch.full_like(scores, k, dtype=torch.long)
+    places = torch.arange(k, dtype=torch.long, device=scores.device).expand_as(index)
+    turn = turn.scatter(-1, index, places).unsqueeze(-2)  # the row that takes the item out
+    return functools.partial(_some_special_rows, scores, among, top, turn, width, alpha, most)
 
 
 def _farthest(scores: Tensor, tau: Number) -> float | None:
@@ -44,7 +45,20 @@ def _farthest(scores: Tensor, tau: Number) -> float | None:
     return torch.finfo(scores.dtype).max ** 0.25
 
 
-def _some_rows(
+def _some_rows(scores: Tensor, top: Tensor, index: Tensor, unit: Number, start: int, stop: int) -> Tensor:
+    """Only items among the ``k`` largest are ever taken out: their logits are made apart and written over the others."""
+    mine = top[..., start:stop, None]
+    logits, of_top = (_minus_square((mine - other.unsqueeze(-2)) / deeper(unit)) for other in (scores, top))
+    row = torch.arange(start, stop, dtype=torch.long, device=scores.device).unsqueeze(-1)
+    gone = torch.arange(top.shape[-1], dtype=torch.long, device=scores.device) < row
+    return torch.softmax(logits.scatter(-1, index.unsqueeze(-2).expand(of_top.shape), of_top.masked_fill(gone, -torch.inf)), -1)
+
+
+def _minus_square(gap: Tensor) -> Tensor:
+    return torch.addcmul(gap.new_zeros(()), gap, gap, value=-1)  # one pass
+
+
+def _some_special_rows(
     scores: Tensor,
     among: Among | None,
     top: Tensor,

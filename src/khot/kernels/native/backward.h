@@ -20,39 +20,49 @@ template <class F, class C> struct Backward {
     Rows from(int64_t i) const { return {y.from(i), g.from(i), x.from(i), gx.from(i)}; }
   };
 
-  // The groups that lie in place come first, in a loop that knows nothing else.
-  static Weighted sums(const Rows& r, int64_t n, const KhotCurve* curve) {
-    const bool keep = kKeepSlope && r.gx.exact();
-    Weighted total;
-    Vec<C> v{}, vg{};
+  // Of a stretch so short that its sums may be kept in C. The groups that lie in place come first, in a loop that knows nothing else.
+  struct Partial { Vec<C> v{}, vg{}; };
+  static constexpr int64_t kStretch = kFlush * kGroup<C>;
+  static KHOT_INLINE Partial partial(const Rows& r, int64_t n, const KhotCurve* curve) {
+    Partial sum;
     auto add = [&](const C* y, const C* g) KHOT_INLINE_LAMBDA {
       P slope = slope_of<F>(load_pack<P>(y), curve), weight = load_pack<P>(g);
-      v += fold(slope), vg += fold(slope * weight);
+      sum.v += fold(slope), sum.vg += fold(slope * weight);
       return slope;
-    };
-    auto flush = [&]() KHOT_INLINE_LAMBDA {
-      total.v += sum_lanes(v), total.vg += sum_lanes(vg);
-      v = vg = Vec<C>{};
     };
     int64_t i = 0;
     if (r.y.exact()) {
       const C *y = r.y.values(), *g = r.g.values();
       C* gx = r.gx.values();
-      while (i + kGroup<C> <= n) {
-        for (int64_t end = least(n - kGroup<C> + 1, i + kFlush * kGroup<C>); i < end; i += kGroup<C>) {
-          P slope = add(y + i, g + i);
-          if (kKeepSlope) store_pack(gx + i, slope);
-        }
-        if (i < n) flush();
+      for (; i + kGroup<C> <= n; i += kGroup<C>) {
+        P slope = add(y + i, g + i);
+        if (kKeepSlope) store_pack(gx + i, slope);
       }
     }
+    const bool keep = kKeepSlope && r.gx.exact();
     for (C y[kGroup<C>], g[kGroup<C>], out[kGroup<C>]; i < n; i += kGroup<C>) {
       P slope = add(r.y.read(i, n, y, C(0)), r.g.read(i, n, g, C(0)));
       if (keep) store_pack(r.gx.target(i, n, out), slope), r.gx.written(i, n, out);
-      flush();
     }
-    flush();
+    return sum;
+  }
+  static Weighted sums(const Rows& r, int64_t n, const KhotCurve* curve) {
+    Weighted total;
+    for (int64_t i = 0; i < n; i += kStretch) {
+      const Partial part = partial(r.from(i), least(kStretch, n - i), curve);
+      total.v += sum_lanes(part.v), total.vg += sum_lanes(part.vg);
+    }
     return total;
+  }
+  // Of several short rows, two at a time.
+  static void short_sums(const Rows* rows, int count, int64_t n, const KhotCurve* curve, double* mean) {
+    for (int r = 0; r < count; r += 2) {
+      const Partial one = partial(rows[r], n, curve), two = r + 1 < count ? partial(rows[r + 1], n, curve) : Partial();
+      double sum[4] = {0, 0, 0, 0};
+      add_sums(one.v, one.vg, two.v, two.vg, sum);
+      mean[r] = sum[0] == 0 ? 0 : sum[1] / sum[0];
+      if (r + 1 < count) mean[r + 1] = sum[2] == 0 ? 0 : sum[3] / sum[2];
+    }
   }
 
   static Empty scores(const Rows& r, int64_t n, C mean, C inv_tau, const KhotCurve* curve) {
@@ -102,12 +112,15 @@ template <class F, class C> struct Backward {
   static void solve(const Rows* rows, int count, int64_t n, const double* tau, const double* shift, double* gk, double* gtau, int threads,
                     const KhotCurve* curve) {
     double mean[kLanes];
-    for (int r = 0; r < count; r++) {
+    if (n <= kStretch) short_sums(rows, count, n, curve, mean);
+    else for (int r = 0; r < count; r++) {
       Weighted s = over<Weighted>(rows[r], n, threads, [=](const Rows& row, int64_t size) { return sums(row, size, curve); });
       mean[r] = s.v == 0 ? 0 : s.vg / s.v;
     }
+    double inverse = 1;
     for (int r = 0; r < count; r++) {
-      const C inv_tau = C(1 / tau[r]), centre = C(mean[r]);
+      inverse = r > 0 && tau[r] == tau[r - 1] ? inverse : 1 / tau[r];
+      const C inv_tau = C(inverse), centre = C(mean[r]);
       over<Empty>(rows[r], n, threads, [=](const Rows& row, int64_t size) { return scores(row, size, centre, inv_tau, curve); });
       if (gk) gk[r] = mean[r];
       if (!gtau) continue;

@@ -50,6 +50,16 @@ KHOT_INLINE int put_chosen(float* out, VecF x, IntF mask) {
 #endif
   return __builtin_popcount(set);
 }
+// The same for the lanes above a level.
+KHOT_INLINE int put_above(float* out, VecF x, VecF level) {
+#if defined(__AVX512F__)
+  const __mmask16 set = _mm512_cmp_ps_mask((__m512)x, (__m512)level, _CMP_GT_OQ);
+  store(out, (VecF)_mm512_maskz_compress_ps(set, (__m512)x));
+  return __builtin_popcount(set);
+#else
+  return put_chosen(out, x, x > level);
+#endif
+}
 KHOT_INLINE int put_chosen(double* out, VecD x, IntD mask) {
   unsigned set = lane_bits(mask);
 #if defined(__AVX512F__)

@@ -25,33 +25,51 @@ __attribute__((noinline)) bool solve_rows(const KhotForward& a, Stored type, int
   return right;
 }
 
-// Rows that will be wanted soon: they are read a piece of each at a time, which the processor does not foresee by itself.
-inline void fetch_ahead(const KhotForward& a, Stored type, int64_t from, int64_t to) {
-  const int64_t row = a.n * int64_t(Row<float>::bytes(type));
-  const char *x = static_cast<const char*>(a.x), *y = static_cast<const char*>(a.y);
-  for (int64_t at = from * row; at < to * row; at += 64) __builtin_prefetch(x + at, 0, 2), __builtin_prefetch(y + at, 1, 2);
-}
+// From `first` on, two blocks of rows at most.
+template <class F> struct ShortPair {
+  static constexpr int kRows = ShortRows<F>::kRows;
+  ShortRows<F> block[2];
+  bool set = false;
 
-template <class F>
-__attribute__((noinline)) bool short_rows(const KhotForward& a, Stored type, int64_t from, int64_t to, Memo& memo) {
-  constexpr int most_rows = ShortRows<F>::kRows;
-  bool right = true;
-  ShortRows<F> solver(a.n);
-  for (int64_t first = from; first < to; first += most_rows) {
-    int rows = int(least<int64_t>(most_rows, to - first));
-    Row<float> x[most_rows], y[most_rows];
-    for (int r = 0; r < rows; r++) x[r] = row_of<float>(a.x, type, (first + r) * a.n), y[r] = row_of<float>(a.y, type, (first + r) * a.n);
-    if (first == from || a.k_stride || a.tau_stride)
-      solver.set(a.k + first * a.k_stride, a.k_stride, a.tau + first * a.tau_stride, a.tau_stride, rows, memo);
-    fetch_ahead(a, type, first + most_rows, least<int64_t>(to, first + 2 * most_rows));
-    unsigned done = solver.solve(x, y, rows);
+  explicit ShortPair(int64_t n) : block{ShortRows<F>(n), ShortRows<F>(n)} {}
+
+  bool solve(const KhotForward& a, Stored type, int64_t first, int64_t to, Memo& memo) {
+    Row<float> x[2 * kRows], y[2 * kRows];
+    const int all = int(least<int64_t>(2 * kRows, to - first)), rows[2] = {least(all, kRows), all - least(all, kRows)}, blocks = 1 + (rows[1] > 0);
+    for (int r = 0; r < all; r++) x[r] = row_of<float>(a.x, type, (first + r) * a.n), y[r] = row_of<float>(a.y, type, (first + r) * a.n);
+    if (!set || a.k_stride || a.tau_stride) prepare(a, first, rows, blocks, memo);
+    unsigned done[2];
+    ShortRows<F>::solve(block, blocks, x, y, rows, done);
+    bool right = true;
+    for (int b = 0; b < blocks; b++) right &= finish(a, type, first + b * kRows, rows[b], block[b], done[b], memo);
+    return right;
+  }
+
+ private:
+  void prepare(const KhotForward& a, int64_t first, const int* rows, int blocks, Memo& memo) {
+    for (int b = 0; b < blocks; b++) {
+      const int64_t from = first + b * kRows;
+      block[b].set(a.k + from * a.k_stride, a.k_stride, a.tau + from * a.tau_stride, a.tau_stride, rows[b], memo);
+    }
+    set = blocks == 2;
+  }
+  // Tells the thresholds, and leaves to the careful solver what is not done.
+  static bool finish(const KhotForward& a, Stored type, int64_t first, int rows, const ShortRows<F>& solved, unsigned done, Memo& memo) {
+    bool right = true;
     if (a.shift)
-      for (int r = 0; r < rows; r++) a.shift[first + r] = solver.threshold(r);
+      for (int r = 0; r < rows; r++) a.shift[first + r] = solved.threshold(r);
     for (int part = 0; part < rows; part += kLanes) {
       unsigned left = ~(done >> part) & ((1u << least(kLanes, rows - part)) - 1);
       if (left) right &= solve_rows<F, float>(a, type, first + part, first + least(rows, part + kLanes), left, 1, memo);
     }
+    return right;
   }
+};
+
+template <class F> __attribute__((noinline)) bool short_rows(const KhotForward& a, Stored type, int64_t from, int64_t to, Memo& memo) {
+  bool right = true;
+  ShortPair<F> pair(a.n);
+  for (int64_t first = from; first < to; first += 2 * ShortPair<F>::kRows) right &= pair.solve(a, type, first, to, memo);
   return right;
 }
 

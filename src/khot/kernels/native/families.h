@@ -10,6 +10,7 @@
 // `measure` returns y (or 1 - y, where k > n/2 and the complement is the smaller and more precise sum), the slope
 // v = F'(u), and q, such that the powers q^j v sum to the moments that `step` wants; where the slope has ends (kBent), q is F''(u).
 // A family with a parameter (kCurved) finds it in the curve that every row of a call shares.
+// A family whose step is exact while no score passes u = 0, where its slope has a kink and is largest (kKinked), is told how near one is.
 // `start` guesses u at the mean of normal scores, from F^-1(k/n), the normal quantile of k/n and variance / tau^2.
 // `step` proposes the change of u that brings sum F to k.
 #pragma once
@@ -38,9 +39,10 @@ struct Sums {
   Total y;
   double v[6] = {0, 0, 0, 0, 0, 0};  // moments of the slope
   double probe = 0;                  // 0 * x summed: not zero when the row holds an infinity or a nan
+  double top = 0;                    // kKinked: the largest slope
   double part[2] = {0, 0};           // v[0] and v[1] over the part that v[2] and v[3] were taken from, if not the whole
   void add(const Sums& o) {
-    y.add(o.y), probe += o.probe, part[0] += o.part[0], part[1] += o.part[1];
+    y.add(o.y), probe += o.probe, top = most(top, o.top), part[0] += o.part[0], part[1] += o.part[1];
     for (int j = 0; j < 6; j++) v[j] += o.v[j];
   }
   // Carries the central moments of the part over to the whole; returns the second.
@@ -80,7 +82,7 @@ template <class F, class P> Start<P> start_of(P reference, P mean, P square, P t
 }
 
 struct Sigmoid {
-  static constexpr bool kCached = true, kRefined = false, kBent = false, kCurved = false;
+  static constexpr bool kCached = true, kRefined = false, kBent = false, kCurved = false, kKinked = false;
   static constexpr double kUnit = -1.4426950408889634;  // exp(-u) = 2^(kUnit u)
   static constexpr int kMoments = 4, kOrder = 5;
   static constexpr double kReach = 3.5;  // a step below kReach eps^(1/kOrder) is as good as exact
@@ -133,7 +135,7 @@ struct Sigmoid {
 };
 
 struct Laplace {
-  static constexpr bool kCached = true, kRefined = false, kBent = false, kCurved = false;
+  static constexpr bool kCached = true, kRefined = false, kBent = false, kCurved = false, kKinked = true;
   static constexpr double kUnit = Sigmoid::kUnit;
   static constexpr int kMoments = 2, kOrder = 3;
   static constexpr double kReach = 1;
@@ -175,7 +177,7 @@ struct Laplace {
 // Computed in w = kUnit u, see vecmath.h; the slope is measured as 2^(-w^2) and q as w, and `in_u` makes the moments
 // those of phi and -u.
 struct Gaussian {
-  static constexpr bool kCached = false, kRefined = true, kBent = false, kCurved = false;
+  static constexpr bool kCached = false, kRefined = true, kBent = false, kCurved = false, kKinked = false;
   static constexpr double kUnit = kNormalUnit, kTop = kNormalTop;
   static constexpr int kMoments = 6, kOrder = 7;
   static constexpr double kReach = 1.3;
@@ -248,7 +250,7 @@ struct Gaussian {
 // F is centred so that F(0) = 1/2; here u is counted from the foot, where y leaves 0, which keeps small y exact. While no score reaches 0
 // or 1, sum F is straight, with a slope of as many as are between: Newton's step is exact.
 struct Euclidean {
-  static constexpr bool kCached = false, kRefined = false, kBent = false, kCurved = false;
+  static constexpr bool kCached = false, kRefined = false, kBent = false, kCurved = false, kKinked = false;
   static constexpr double kUnit = 1;
   static constexpr int kMoments = 1, kOrder = 2;
   static constexpr double kReach = 0.5;
@@ -260,7 +262,7 @@ struct Euclidean {
   template <bool kComplement, class P, class Z, class C = typename P::T>
   static KHOT_INLINE Measured<P> measure(P x, const Shift<Z>& s) {
     P y = value(x, s);
-    return {kComplement ? C(1) - y : y, slope(y), P(0)};
+    return {kComplement ? C(1) - y : y, select((y > C(0)) & (y < C(1)), P(1), P(0)), P(0)};
   }
   template <class P, class C = typename P::T> static KHOT_INLINE P slope(P y) {
     return select(y == y, select((y > C(0)) & (y < C(1)), P(1), P(0)), y);

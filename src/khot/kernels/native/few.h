@@ -9,20 +9,22 @@ constexpr int64_t kFew = 4, kFewAmong = 256;
 
 template <class C> class Few {
  public:
-  static bool suits(int64_t n, int64_t k) { return k > 0 && k <= kFew && n <= kFewAmong; }
+  static bool suits(int64_t n, int64_t k) { return k > 0 && k <= kFew && k < n && n <= kFewAmong; }
 
-  // The indices of the k largest, equal ones in their order. False if the row has a nan or fewer than k scores above -inf,
-  // whose order takes more care.
-  bool write(const Row<C>& x, int64_t n, int64_t k, int64_t* index) {
+  // The k largest and where they are, equal ones in their order. False if the row has a nan or fewer than k scores above -inf, whose
+  // order takes more care.
+  bool find(const Row<C>& x, int64_t n, int64_t k) {
     const int64_t groups = (n + kGroup<C> - 1) / kGroup<C>;
     if (!copy(x, n)) return false;
     for (int64_t i = 0; i < k; i++) {
-      const C top = largest(groups);
-      if (!(top > -kInf<C>)) return false;
-      left_[index[i] = first(top)] = -kInf<C>;
+      value[i] = largest(groups);
+      if (!(value[i] > -kInf<C>)) return false;
+      left_[index[i] = first(value[i])] = -kInf<C>;
     }
     return true;
   }
+  C value[kFew + 1];
+  int64_t index[kFew + 1];
 
  private:
   alignas(64) C left_[kFewAmong + kGroup<C>];

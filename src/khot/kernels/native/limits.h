@@ -10,6 +10,10 @@ template <class F, class C> double step_limit() {
   return limit;
 }
 
+// The same where a kink is the only thing in the way, given the largest slope exp(-|u|) / 2 of a score: -log z >= 1 - z. Beyond the last
+// bound the rounding of the moments would show.
+template <class P> P free_way(P top) { return smallest(P(0.3), 1.0 - 2.0 * top); }
+
 // By how much the sum of a written row may miss k. Every y is rounded by at most eps / 2 of itself, and the threshold by as
 // much. Where F is piecewise linear, the scores at 0 and 1 have no error at all: only the `active` ones count, and a sum
 // that is right to their rounding has the right active set.

@@ -29,6 +29,7 @@ template <class T> class Memory {
   Memory& operator=(const Memory&) = delete;
   ~Memory() { std::free(data_); }
 
+  T* data() const { return data_; }
   // Room for n; throws std::bad_alloc.
   T* at_least(int64_t n) {
     if (n > capacity_) {

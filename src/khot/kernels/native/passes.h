@@ -13,12 +13,19 @@ template <class F, class P> KHOT_INLINE P slope_of(P y, [[maybe_unused]] const K
 
 constexpr int64_t kFlush = 32;  // groups whose float sums are added before they go into a double
 
+template <class V> KHOT_INLINE double lowest(V v) {
+  double r = kInf<double>;
+  for (size_t j = 0; j < sizeof(V) / sizeof(v[0]); j++) r = least(r, double(v[j]));
+  return r;
+}
+
 // The sums of slope q^j. With kThin the third and fourth come from one vector in four, and the first two of that part beside them.
 template <class F, class C, bool kThin> struct Moments {
   using P = Wide<C>;
-  Vec<C> v0{}, v1{}, v2{}, v3{}, v4{}, v5{}, part0{}, part1{};
+  Vec<C> v0{}, v1{}, v2{}, v3{}, v4{}, v5{}, part0{}, part1{}, top{};
   KHOT_INLINE void add(P slope, P q) {
     KHOT_EACH(P::U, v0 += slope.v[j]);
+    if constexpr (F::kKinked) KHOT_EACH(P::U, top = vmax(top, slope.v[j]));
     if constexpr (F::kBent) KHOT_EACH(P::U, v1 += q.v[j]);
     else if constexpr (F::kMoments == 2) KHOT_EACH(P::U, v1 = fma(slope.v[j], q.v[j], v1));
     if constexpr (F::kMoments == 4) {
@@ -82,6 +89,7 @@ template <class F, class C, bool kComplement, bool kFromCache, bool kThin> struc
     if constexpr (F::kMoments == 2) sums.v[0] += sum_lanes(m.v0), sums.v[1] += sum_lanes(m.v1);
     if constexpr (F::kMoments >= 4) add_sums(m.v0, m.v1, m.v2, m.v3, sums.v);
     if constexpr (F::kMoments == 6) sums.v[4] += sum_lanes(m.v4), sums.v[5] += sum_lanes(m.v5);
+    if constexpr (F::kKinked) sums.top = most(sums.top, -lowest(-m.top));
     if constexpr (!kFromCache) sums.probe += sum_lanes(probe);
     if constexpr (kThin) sums.part[0] += sum_lanes(m.part0), sums.part[1] += sum_lanes(m.part1);
     moments = {}, probe = Vec<C>{};
@@ -168,11 +176,6 @@ struct Stats {
   }
 };
 
-template <class V> KHOT_INLINE double lowest(V v) {
-  double r = kInf<double>;
-  for (size_t j = 0; j < sizeof(V) / sizeof(v[0]); j++) r = least(r, double(v[j]));
-  return r;
-}
 template <class V> KHOT_INLINE double highest(V v) { return -lowest(-v); }
 template <class V> KHOT_INLINE int64_t total_count(V v) {
   int64_t r = 0;

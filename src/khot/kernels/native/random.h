@@ -2,6 +2,7 @@
 // the thread that works on them.
 #pragma once
 #include <cstdint>
+#include <cstring>
 
 namespace {
 
@@ -11,6 +12,16 @@ class Random {
   Random(uint64_t seed, int64_t row) : state_(mix(mix(seed) + kStride * (uint64_t(row) + 1))) {}
 
   uint64_t next() { return mix(state_ += kStride); }
+  // n words of 16 or 32 random bits, as many from each of the next numbers as it holds; room for 8 bytes more is written to.
+  template <class T> void fill(T* out, int64_t n) {
+    constexpr int64_t each = sizeof(uint64_t) / sizeof(T);
+    const int64_t numbers = (n + each - 1) / each;
+    for (int64_t i = 0; i < numbers; i++) {
+      const uint64_t number = mix(state_ + kStride * uint64_t(i + 1));
+      std::memcpy(out + each * i, &number, sizeof number);
+    }
+    state_ += kStride * uint64_t(numbers);
+  }
 
   // Below `bound`, from 32 random bits: each number has probability 1 / bound, to 2^-32.
   static int64_t below(uint32_t bits, int64_t bound) { return int64_t(uint64_t(bits) * uint64_t(bound) >> 32); }

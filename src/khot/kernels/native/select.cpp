@@ -107,17 +107,29 @@ template <class C> class Ordered {
   }
 };
 
+// One row of whose scores few are selected. False if it takes more care.
+template <class C> bool select_few(const KhotSelection& a, Few<C>& few, const Row<C>& x, const Row<C>& y, int64_t r, int64_t k) {
+  if (!Few<C>::suits(a.n, k) || (k > 2 && !a.index) || (a.mask && !y.exact()) || !few.find(x, a.n, k + (a.next != nullptr))) return false;
+  if (a.mask) {
+    std::memset(y.values(), 0, size_t(a.n) * sizeof(C));
+    for (int64_t i = 0; i < k; i++) y.values()[few.index[i]] = 1;
+  }
+  if (a.kth) write_one(Row<C>{a.kth, x.type}.from(r), few.value[k - 1]);
+  if (a.next) write_one(Row<C>{a.next, x.type}.from(r), few.value[k]);
+  for (int64_t i = 0; a.index && i < k; i++) a.index[r * k + i] = few.index[i];
+  return true;
+}
+
 template <class C> void select_rows(const KhotSelection& a, Stored type, int64_t begin, int64_t end) {
   Selector<C> selector;
   Ordered<C> ordered;
   Few<C> few;
-  const bool index_alone = a.index && !a.mask && !a.kth;
   for (int64_t r = begin; r < end; r++) {
-    Row<C> x = Row<C>{const_cast<void*>(a.x), type}.from(r * a.n);
-    int64_t k = most<int64_t>(0, least(a.n, a.k[r * a.k_stride]));
-    if (index_alone && few.suits(a.n, k) && few.write(x, a.n, k, a.index + r * k)) continue;
+    const Row<C> x = Row<C>{const_cast<void*>(a.x), type}.from(r * a.n), y = Row<C>{a.mask, type}.from(a.mask ? r * a.n : 0);
+    const int64_t k = most<int64_t>(0, least(a.n, a.k[r * a.k_stride]));
+    if (select_few(a, few, x, y, r, k)) continue;
     typename Selector<C>::Result found = selector.find(x, a.n, k);
-    if (a.mask) write_mask(x, Row<C>{a.mask, type}.from(r * a.n), a.n, found.cut, found.has_nan);
+    if (a.mask) write_mask(x, y, a.n, found.cut, found.has_nan);
     if (a.kth) {
       const Ends<C> ends = ends_of(x, a.n, k, found.cut, found.has_nan);
       write_one(Row<C>{a.kth, type}.from(r), ends.kth);

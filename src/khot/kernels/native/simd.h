@@ -195,6 +195,12 @@ KHOT_INLINE void add_sums(VecF a, VecF b, VecF c, VecF d, double* out) {
   std::memcpy(&old, out, sizeof old);
   sums += old;
   std::memcpy(out, &sums, sizeof sums);
+#elif KHOT_VECTOR_BYTES == 64
+  const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps((__m512)a, (__m512)b), _mm512_unpackhi_ps((__m512)a, (__m512)b));
+  const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps((__m512)c, (__m512)d), _mm512_unpackhi_ps((__m512)c, (__m512)d));
+  const __m512d low = _mm512_unpacklo_pd((__m512d)ab, (__m512d)cd), high = _mm512_unpackhi_pd((__m512d)ab, (__m512d)cd);
+  const VecD sums = widen_add((VecF)_mm512_add_ps((__m512)low, (__m512)high));  // eight lanes: those of the four, twice
+  for (int j = 0; j < 4; j++) out[j] += sums[j] + sums[j + 4];
 #else
   out[0] += sum_lanes(a), out[1] += sum_lanes(b), out[2] += sum_lanes(c), out[3] += sum_lanes(d);
 #endif
@@ -202,54 +208,6 @@ KHOT_INLINE void add_sums(VecF a, VecF b, VecF c, VecF d, double* out) {
 KHOT_INLINE void add_sums(VecD a, VecD b, VecD c, VecD d, double* out) {
   out[0] += sum_lanes(a), out[1] += sum_lanes(b), out[2] += sum_lanes(c), out[3] += sum_lanes(d);
 }
-
-// a0 b0 a1 b1 ... from the first and from the second halves of two vectors.
-#if KHOT_VECTOR_BYTES == 64
-KHOT_INLINE VecF zip_low(VecF a, VecF b) { return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23); }
-KHOT_INLINE VecF zip_high(VecF a, VecF b) {
-  return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-}
-#elif KHOT_VECTOR_BYTES == 16
-KHOT_INLINE VecF zip_low(VecF a, VecF b) { return __builtin_shufflevector(a, b, 0, 4, 1, 5); }
-KHOT_INLINE VecF zip_high(VecF a, VecF b) { return __builtin_shufflevector(a, b, 2, 6, 3, 7); }
-#endif
-
-#if KHOT_VECTOR_BYTES == 32
-// Rows become columns. With AVX2 the shuffles that stay inside 128 bits come first: half as many instructions as below.
-KHOT_INLINE void transpose(VecF* r) {
-  VecF a[8], b[8];
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; i += 2) {
-    a[i] = __builtin_shufflevector(r[i], r[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
-    a[i + 1] = __builtin_shufflevector(r[i], r[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
-  }
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; i += 4) {
-    b[i] = __builtin_shufflevector(a[i], a[i + 2], 0, 1, 8, 9, 4, 5, 12, 13);
-    b[i + 1] = __builtin_shufflevector(a[i], a[i + 2], 2, 3, 10, 11, 6, 7, 14, 15);
-    b[i + 2] = __builtin_shufflevector(a[i + 1], a[i + 3], 0, 1, 8, 9, 4, 5, 12, 13);
-    b[i + 3] = __builtin_shufflevector(a[i + 1], a[i + 3], 2, 3, 10, 11, 6, 7, 14, 15);
-  }
-#pragma GCC unroll 8
-  for (int i = 0; i < 4; i++) {
-    r[i] = __builtin_shufflevector(b[i], b[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
-    r[i + 4] = __builtin_shufflevector(b[i], b[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
-  }
-}
-#else
-// Rows become columns: each round of zips moves one bit of the row's number into the column's.
-KHOT_INLINE void transpose(VecF* r) {
-  constexpr int w = kWidth<float>;
-#pragma GCC unroll 4
-  for (int round = 1; round < w; round *= 2) {
-    VecF next[w];
-#pragma GCC unroll 16
-    for (int i = 0; i < w / 2; i++) next[2 * i] = zip_low(r[i], r[i + w / 2]), next[2 * i + 1] = zip_high(r[i], r[i + w / 2]);
-#pragma GCC unroll 16
-    for (int i = 0; i < w; i++) r[i] = next[i];
-  }
-}
-#endif
 
 // ---- memory ----
 KHOT_INLINE VecF load(const float* p) { VecF v; std::memcpy(&v, p, sizeof v); return v; }

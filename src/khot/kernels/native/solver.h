@@ -74,9 +74,8 @@ template <class F, class C> class Solver {
   }
 
   template <bool kComplement> Sums evaluate_row(int r) {
-    if constexpr (F::kCached) {
+    if constexpr (F::kCached)
       if (cached[r]) return measure_whole<F, C, kComplement, true>(line(r), cache(r), shift(r));
-    }
     cached[r] = cache(r) != nullptr;
     return measure_whole<F, C, kComplement, false>(line(r), cache(r), shift(r));
   }
@@ -84,6 +83,7 @@ template <class F, class C> class Solver {
     bool fresh = !cached[r] || F::kRefined, complement = k[r] > 0.5 * double(n);
     Sums s = complement ? evaluate_row<true>(r) : evaluate_row<false>(r);
     reach[r] = step_limit<F, C>();
+    if constexpr (F::kKinked && sizeof(C) == 4) reach[r] = most(reach[r], free_way(Pack<double, 1>(s.top)).v[0][0]);
     if (s.part[0] > 0) {
       // The spread of q over a part that holds m slopes is off by a share of 1/sqrt(m), and enters with the cube of the step.
       double spread = s.complete();

@@ -43,12 +43,20 @@ template <class P> KHOT_INLINE P exp2_parts(P shifted, P f) {
   KHOT_EACH(P::U, p.v[j] = from_bits<typename P::T>(bits(p.v[j]) + (bits(shifted.v[j]) << K::mantissa)));
   return p;
 }
-// 2^z. At the two ends of the clamp the bits come out as 0 and infinity exactly. A nan is not kept: rows with one
-// are found elsewhere.
+// 2^z. A nan may be lost: rows with one are found elsewhere.
 template <class P> KHOT_INLINE P exp2(P z) {
   using T = typename P::T;
   using K = Exp2<T>;
-  z = atleast(T(-K::bias), atmost(T(K::bias + 1), z));
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) {  // the fraction of an infinity is 0
+    P f = z;
+    KHOT_EACH(P::U, f.v[j] = (VecF)_mm512_reduce_ps((__m512)z.v[j], 0));
+    P p = fma(horner(f, K::c), f, P(1));
+    KHOT_EACH(P::U, p.v[j] = (VecF)_mm512_scalef_ps((__m512)p.v[j], (__m512)(z.v[j] - f.v[j])));
+    return p;
+  }
+#endif
+  z = atleast(T(-K::bias), atmost(T(K::bias + 1), z));  // at the two ends the bits come out as 0 and infinity exactly
   P shifted = z + K::round;
   return exp2_parts(shifted, z - (shifted - K::round));
 }
