@@ -90,7 +90,7 @@ def test_the_page_has_the_tables_of_the_records_between_its_marks(tmp_path: Path
         assert bench(["vision", "page", "--records", str(tmp_path), "--out", str(page)]) == 0
     text = page.read_text()
     assert "old" not in text and text.count("measured end") == 4 and "minilm\n<!-- measured minilm -->\nNot run yet." in text
-    assert "| relaxed | 91.0 ± 1.4 | 2 | 5, 5 | 0.5 |" in text
+    assert "| relaxed | 10 | 91.0 ± 1.4 | 2 | 5, 5 | 0.5 |" in text
     assert "| Fashion-MNIST | TopKDynamicModel | ViT | 0 | -1.00 |" in text and "| MLP-mixer | Fashion-MNIST | not run |" in text
     assert "| cls attention | none | 2.00 ± 2.74 |" in text
 

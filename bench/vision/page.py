@@ -76,13 +76,13 @@ def pairs(rows: list[Row]) -> list[Table]:
 
 def canvas(rows: list[Row]) -> list[Table]:
     lines = []
-    for method in dict.fromkeys(row["method"] for row in rows):
-        some = [row for row in rows if row["method"] == method]
+    for method, steps in dict.fromkeys((row["method"], row["steps"]) for row in rows):
+        some = [row for row in rows if (row["method"], row["steps"]) == (method, steps)]
         reached = [str(row["steps_to_90"] or "not reached") for row in some]
         minutes = statistics.mean(row["cpu_minutes"] for row in some)
-        lines.append([method, mean([row["top1"] for row in some]), len(some), ", ".join(reached), f"{minutes:.1f}"])
-    title = f"{rows[0]['k']} of 49 patches, {rows[0]['steps']} steps of {rows[0]['batch']} canvases, {rows[0]['test']} test canvases"
-    return [Table(title, ["selection", "top-1, %", "seeds", "steps to 90 %, by seed", "CPU-min"], lines)]
+        lines.append([method, steps, mean([row["top1"] for row in some]), len(some), ", ".join(reached), f"{minutes:.1f}"])
+    title = f"{rows[0]['k']} of 49 patches, steps of {rows[0]['batch']} canvases, {rows[0]['test']} test canvases"
+    return [Table(title, ["selection", "steps", "top-1, %", "seeds", "steps to 90 %, by seed", "CPU-min"], lines)]
 
 
 def mean(values: list[float]) -> str:
