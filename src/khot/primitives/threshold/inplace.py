@@ -20,14 +20,14 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from khot._tensors import Number
-from khot.primitives.threshold.family import Family
+from khot.primitives.threshold.family import Family, logit_line
 from khot.primitives.threshold.rows import LOCAL, wide_sum
-from khot.primitives.threshold.start import guess
+from khot.primitives.threshold.start import guess, height
 
 _ROUNDS = 8  # rows that need more are better served by the bracket
 _CAREFUL_ROUNDS = 24  # for the few rows that are tried once more
 _TRIES = 5  # corrections of a mask with corners
-_NEAR = 0.01  # a step beyond which few corners lie: then a sum in float64 is worth its time
+_NEAR = 0.001  # a step beyond which few corners lie: then a sum in float64 is worth its time
 
 
 class Work(NamedTuple):
@@ -77,14 +77,13 @@ def _rough(work: Work, t: Tensor) -> tuple[Tensor, Tensor]:
 def _on_curves(work: Work, t: Tensor) -> Tensor:
     """Newton steps on a function of the mean that is nearly straight: in the tails the sum grows like exp(t)."""
     n, share, family = work.n, work.k / work.n, work.family
-    if not isinstance(share, Tensor):
-        share = torch.full((1, 1), share, dtype=t.dtype, device="cpu")
-    goal = family.line(share)[0].to(t.dtype)
+    line = logit_line if family.quick is None else family.quick.line
+    goal = line(share)[0].to(t.dtype) if isinstance(share, Tensor) else height(line, share)
     enough = (_least(family, t.dtype) / (1.0 if family.quick is None else family.quick.bow)) ** 0.5
     for _ in range(_ROUNDS):
         total, slope = _rough(work, t)
-        height, run = family.line(total.div_(n))
-        step = height.sub_(goal).mul_(run).div_(slope)
+        level, run = line(total.div_(n))
+        step = level.sub_(goal).mul_(run).div_(slope)
         t = _move(t, step, work.tau, n)
         if not float(vector_norm(step, math.inf)) * n > enough or _nearly_all(step.abs_() * n <= enough):
             break
@@ -174,7 +173,7 @@ def _across(work: Work, t: Tensor, slope: Tensor) -> Found:
             break
         shift = (shift + missing / slope).to(t.dtype)
     passed = missing.abs() <= best
-    if len(work.parts) == 1 and not bool(passed.all()):
+    if len(work.parts) == 1 and not (bool(passed.all()) if work.careful else _nearly_all(passed)):
         passed = _mend_values(work, t, shift, missing.masked_fill(passed, 0.0))
     return Found(_move(t, shift, work.tau, -1.0), passed)
 
