@@ -111,11 +111,11 @@ def _parts(x: Tensor, mask: Tensor, free: Tensor) -> tuple[tuple[Tensor, Tensor,
 
 
 def _try_again(rest: Tensor, x: Tensor, k: Number, tau: Number, family: Family, to: Solved, free: Tensor) -> None:
-    """The few rows that held up the others: once more from where they stopped, and then with a bracket."""
+    """The few rows that held up the others, or were lost: once more with care, and then with a bracket."""
     x, k, tau = x[rest], _at(k, rest), _at(tau, rest)
     again = Solved(torch.empty_like(x), to.shift[rest])
     if len(rest) <= free.shape[1] and free.shape[-1] >= x.shape[-1]:
-        shift, passed = solve_ordinary(Work(_parts(x, again.mask, free), x.shape[-1], k, tau, family, careful=True), again.shift)
+        shift, passed = solve_ordinary(Work(_parts(x, again.mask, free), x.shape[-1], k, tau, family, careful=True), None)
         again = Solved(again.mask, shift) if passed is None else _mend(Solved(again.mask, shift), passed, x, k, tau, family, LOCAL)
     else:
         again = solve_bracket(x, _as_column(k, x), tau, family)
