@@ -24,7 +24,7 @@ def one_thread() -> Any:
     torch.set_num_threads(threads)
 
 
-def test_throughput_has_a_row_for_every_rate_and_keep_one_is_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_throughput_has_a_row_for_every_rate_and_keep_one_is_the_model() -> None:
     sizes = {"image_size": 16, "patch_size": 4, "dim": 8, "depth": 2, "num_heads": 2, "num_classes": 3}
     rows = list(throughput.measure((throughput.Encoder("small", sizes, (0, 1)),), seconds=0.001))
     assert [row["holds"] for row in rows if "holds" in row] == [True, True]
@@ -33,7 +33,10 @@ def test_throughput_has_a_row_for_every_rate_and_keep_one_is_the_model(capsys: p
     assert alone[0]["mac_ratio"] == 1 and all(a["mac_ratio"] < b["mac_ratio"] for a, b in itertools.pairwise(alone))
     assert all(row["share"] == pytest.approx(row["speedup"] / row["mac_ratio"]) for row in alone)
     assert [row["choice"] for row in rows if row["what"] == "score"] == list(throughput.CHOICES)
-    assert [len(table.rows) for table in throughput.tables(rows)] == [5, 5, 3, 4, 2]
+    made = [row | {"rounds": throughput.LEAST} if "rounds" in row else row for row in rows]  # how many there were depends on the machine
+    assert [len(table.rows) for table in throughput.tables(made)] == [5, 5, 3, 4, 2]
+    made[0]["rounds"] -= 1
+    assert len(throughput.tables(made)[1].rows) == 4
 
 
 def test_overhead_times_the_engine_and_the_bare_loop(tmp_path: Path) -> None:
