@@ -38,8 +38,9 @@ def run(options: argparse.Namespace) -> int:
 
 def tables(rows: list[dict[str, Any]]) -> list[Table]:
     found = {(row["n"], row["what"]): f"{row['nanoseconds']:.3g}" for row in rows if row["mode"] == "forward"}
-    lines = [[f"{n:.0e}", *(found[n, what] for what in FUNCTIONS)] for n in dict.fromkeys(n for n, _ in found)]
-    return [Table("nanoseconds per element, forward, float32, one thread, k = n/16", ["n", *FUNCTIONS], lines)]
+    timed = [what for what in FUNCTIONS if any(what == name for _, name in found)]
+    lines = [[f"{n:.0e}", *(found.get((n, what), "") for what in timed)] for n in dict.fromkeys(n for n, _ in found)]
+    return [Table("nanoseconds per element, forward, float32, one thread, k = n/16", ["n", *timed], lines)]
 
 
 def _time(n: int, record: Recorder, *, quick: bool) -> None:

@@ -128,7 +128,7 @@ def _seeds(rows: list[Row]) -> list[list[str]]:
 
 
 def _linear(rows: list[Row]) -> list[list[str]]:
-    """Rows of 10^5 scores and more: time over softmax's, and how that grows: linear, and no worse where memory is the limit."""
+    """Rows of 10^5 scores and more: time over softmax's, and how that grows from 10^5 on: linear, no worse where memory is the limit."""
     times = {(row["what"], row["n"]): row["seconds"] for row in rows if same(row, mode="forward")}
     lengths = {what: sorted(n for name, n in times if name == what and n >= 10**5) for what in dict.fromkeys(what for what, _ in times)}
     over = {(what, n): time / times["softmax", n] for (what, n), time in times.items()}

@@ -97,6 +97,8 @@ def test_second_derivatives_are_refused(row):
     (first,) = torch.autograd.grad(loss(row, x), x, create_graph=True)
     with pytest.raises(RuntimeError, match=f"{row.name} has no second derivative"):
         torch.autograd.grad((first + x).sum(), x)
+    with pytest.raises(RuntimeError, match=f"{row.name} has no second derivative"):
+        torch.func.jacrev(torch.func.grad(lambda x: loss(row, x)))(scores())
 
 
 @that("vmaps")

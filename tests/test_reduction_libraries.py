@@ -108,15 +108,16 @@ def test_transformers_against_eager_attention(name: str, prefix: int) -> None:
     torch.testing.assert_close(khot.restore_tokens(model)(x).last_hidden_state, before, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("score", ["cls", "received"])
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_bert_with_padding_keeps_words_and_ignores_padding(implementation: str) -> None:
+def test_bert_with_padding_keeps_words_and_ignores_padding(implementation: str, score: str) -> None:
     transformers = with_torchvision("transformers")
     config = transformers.BertConfig(
         vocab_size=50, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=64, initializer_range=0.3
     )
     config._attn_implementation = implementation
     model = transformers.BertModel(config).eval()
-    khot.reduce_tokens(model, 0.6, at=(0, 1))
+    khot.reduce_tokens(model, 0.6, at=(0, 1), score=score)
     words = torch.randint(1, 50, (3, 21))
     lengths = [21, 16, 15]  # floor(20 * .6) = 12 words besides [CLS] are kept
     mask = torch.stack([torch.arange(21) < length for length in lengths]).long()

@@ -5,6 +5,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import khot
+from khot.primitives import weights
 from khot.primitives.successive import composed, successive_softmaxes, sum_of_softmaxes
 
 F64 = torch.float64
@@ -65,3 +66,40 @@ def test_sum_without_a_matrix():
     x = torch.randn(3, 20)
     torch.testing.assert_close(sum_of_softmaxes(x, 0.5, 6), successive_softmaxes(x, 0.5, 6).sum(-2))
     assert sum_of_softmaxes(x, 0.5, 0).tolist() == torch.zeros(3, 20).tolist()
+
+
+@pytest.mark.parametrize("tau", [1.0, 0.5, 0.25])
+@pytest.mark.parametrize("gap", [0.0, 30.0])
+@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
+def test_weights_equal_logarithms(tau, gap, dtype):
+    """With a winner far ahead its 1 - p is the sum of the others; values, sums and gradients of both forms."""
+    x = torch.randn(3, 40, dtype=F64, generator=torch.Generator().manual_seed(1))
+    x[:, 5] += gap
+    way = torch.randn(9, 3, 40, dtype=F64, generator=torch.Generator().manual_seed(2))
+    x, exact = x.to(dtype).requires_grad_(), x.to(dtype).double().requires_grad_()
+    assert weights.takes(x, tau, 9)
+    eps = 64 * torch.finfo(dtype).eps
+    truth = composed(exact, tau, 9)
+    (slope,) = torch.autograd.grad((truth.movedim(-2, 0) * way).sum(), exact, retain_graph=True)
+    rows = weights.Stacked.apply(x, tau, 9)
+    torch.testing.assert_close(rows.movedim(0, -2).double(), truth, rtol=0, atol=eps)
+    (found,) = torch.autograd.grad((rows * way.to(dtype)).sum(), x)
+    torch.testing.assert_close(found.double(), slope, rtol=0, atol=eps * 4)
+    total = weights.Summed.apply(x, tau, 9)
+    torch.testing.assert_close(total.double(), truth.sum(-2), rtol=0, atol=eps)
+    (slope,) = torch.autograd.grad((truth.sum(-2) * way[0]).sum(), exact)
+    (found,) = torch.autograd.grad((total * way[0].to(dtype)).sum(), x)
+    torch.testing.assert_close(found.double(), slope, rtol=0, atol=eps * 4)
+
+
+def test_weights_leave_wide_logits_and_other_powers_alone():
+    x = torch.tensor([[0.0, 100.0, 1.0]])
+    assert not weights.takes(x, 0.5, 2) and not weights.takes(torch.randn(2, 5), 0.7, 2)
+    assert not weights.takes(torch.tensor([[0.0, -torch.inf]]), 0.5, 2) and not weights.takes(torch.tensor([[0.0, torch.nan]]), 0.5, 2)
+
+
+def test_weights_are_differentiated_twice_and_in_batches():
+    x = torch.randn(2, 6, dtype=F64, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    for f in (lambda x: successive_softmaxes(x, 0.5, 4), lambda x: sum_of_softmaxes(x, 0.5, 4)):
+        assert gradcheck(f, (x,), check_batched_grad=True, check_forward_ad=True)
+        assert gradgradcheck(f, (x,))

@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 PORT = 8651
@@ -51,7 +52,8 @@ def step(name: str, command: list[str], cwd: Path) -> None:
 def explore(clone: Path) -> None:
     """Until the page answers."""
     began = time.monotonic(), _processor()
-    server = subprocess.Popen(["make", "explore", f"ARGS=--port {PORT}"], cwd=clone, stdout=subprocess.DEVNULL, start_new_session=True)
+    quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+    server = subprocess.Popen(["make", "explore", f"ARGS=--port {PORT}"], cwd=clone, **quiet)
     try:
         while not _answers():
             if server.poll() is not None or time.monotonic() - began[0] > PATIENCE:

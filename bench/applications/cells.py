@@ -69,11 +69,16 @@ def mean(values: Iterable[float], digits: int = 3) -> str:
 
 
 def pivot(title: str, rows: Sequence[dict[str, Any]], down: str, across: str, value: str, *, digits: int = 3, note: str = "") -> Table:
-    """A table of means: one line for each value of ``down``, one column for each of ``across``."""
+    """A table of means: one line for each value of ``down``, one column for each of ``across``, and from how many runs each."""
+    rows = [row for row in rows if value in row]
     lines, columns = (list(dict.fromkeys(row[key] for row in rows)) for key in (down, across))
 
     def cell(line: Any, column: Any) -> str:
-        return mean((row[value] for row in rows if row[down] == line and row[across] == column and value in row), digits)
+        return mean((row[value] for row in rows if row[down] == line and row[across] == column), digits)
 
-    body = [[line, *(cell(line, column) for column in columns)] for line in lines]
-    return Table(title, [down, *(f"{across} {column}" for column in columns)], body, note)
+    def runs(line: Any) -> str:
+        counts = [sum(row[down] == line and row[across] == column for row in rows) for column in columns]
+        return ", ".join(str(number) for number in counts)
+
+    body = [[line, *(cell(line, column) for column in columns), runs(line)] for line in lines]
+    return Table(title, [down, *(f"{across} {column}" for column in columns), "runs"], body, note)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ def main(argv: list[str]) -> int:
     options.add_argument("--texts", type=int, default=1000, help="indexed and asked, each")
     options.add_argument("--length", type=int, default=128, help="tokens of a text; the model was trained on 128")
     options.add_argument("--at", type=int, nargs="+", default=[1, 3, 4], help="blocks that drop words")
+    options.add_argument("--score", default="cls", choices=("cls", "received"), help="whose attention scores a word")
     options.add_argument("--keep", type=float, nargs="+", default=list(KEEPS))
     options.add_argument("--validate", action="store_true", help="ask with other training texts instead of the test texts: to choose --at")
     options.add_argument("--only", choices=("accuracy", "speed"))
@@ -60,10 +61,10 @@ class Encoder:
         folder = weights_folder()
         self.tokenizer, self.model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
 
-    def reduce(self, keep: float, at: tuple[int, ...]) -> None:
+    def reduce(self, keep: float, at: Sequence[int], score: str = "cls") -> None:
         khot.restore_tokens(self.model)
         if keep < 1:
-            khot.reduce_tokens(self.model, keep, at=at)
+            khot.reduce_tokens(self.model, keep, at=at, score=score)
 
     @torch.inference_mode()
     def embed(self, texts: list[str], length: int, batch: int = 32) -> Tensor:
@@ -110,11 +111,11 @@ def accuracy(encoder: Encoder, given: Any, n: int) -> Iterator[Row]:
     asked = training[n:] if given.validate else some(read_texts(given.data_dir, "test"), n, given.seed)
     index = training[:n]
     for keep in (1.0, *given.keep):
-        encoder.reduce(keep, tuple(given.at))
+        encoder.reduce(keep, given.at, given.score)
         known, questions = (encoder.embed([text for _, text in texts], given.length) for texts in (index, asked))
         right = vote(known, questions, [group for group, _ in index], [group for group, _ in asked])
         row = {"what": "accuracy", "keep": keep, "top1": 100 * float(right.double().mean()), "correct": pack(right)}
-        yield row | {"texts": n, "length": given.length, "at": given.at, "seed": given.seed}
+        yield row | {"texts": n, "length": given.length, "at": given.at, "score": given.score, "seed": given.seed}
 
 
 def vote(known: Tensor, questions: Tensor, groups: list[str], wanted: list[str]) -> Tensor:
@@ -130,13 +131,13 @@ def speed(encoder: Encoder, given: Any, seconds: float, batch: int = 32, length:
     """Texts per second of the model alone, all of them ``length`` tokens long."""
     words = torch.randint(1000, encoder.model.config.vocab_size, (batch, length))
     khot.restore_tokens(encoder.model)
-    models = {keep: khot.reduce_tokens(copy.deepcopy(encoder.model), keep, at=given.at) for keep in given.keep}
+    models = {keep: khot.reduce_tokens(copy.deepcopy(encoder.model), keep, at=given.at, score=given.score) for keep in given.keep}
     calls = {keep: lambda each=each: each(input_ids=words) for keep, each in {1.0: encoder.model, **models}.items()}
     with torch.inference_mode():
         times = race(calls, seconds=seconds, patience=3 * seconds)
     for keep, timing in times.items():
         row = {"what": "speed", "keep": keep, "speedup": 1 / timing.ratio(times[1.0]), "texts_per_second": batch / timing.median}
-        yield row | {"batch": batch, "length": length, "at": given.at, **timing.row()}
+        yield row | {"batch": batch, "length": length, "at": given.at, "score": given.score, **timing.row()}
 
 
 def tables(rows: list[Row]) -> list[Table]:
@@ -145,10 +146,13 @@ def tables(rows: list[Row]) -> list[Table]:
     for row in scores:
         lost = unpack(scores[0]["correct"]).double() - unpack(row["correct"]).double()
         margin = 196 * float(lost.std(correction=0)) / len(lost) ** 0.5
-        lines.append([row["keep"], f"{row['top1']:.1f}", f"{100 * float(lost.mean()):.1f} ± {margin:.1f}", row["texts"], row["length"]])
+        how = [row["score"], " ".join(map(str, row["at"]))] if row["keep"] < 1 else ["", ""]
+        lines.append(
+            [row["keep"], *how, f"{row['top1']:.1f}", f"{100 * float(lost.mean()):.1f} ± {margin:.1f}", row["texts"], row["length"]]
+        )
     quick = [[row["keep"], f"{row['speedup']:.2f}", f"{row['texts_per_second']:.1f}"] for row in speeds]
     made = [
-        Table("20 newsgroups, ten nearest neighbours", ["keep", "top-1", "lost, 95 %", "texts", "tokens"], lines),
+        Table("20 newsgroups, ten nearest neighbours", ["keep", "score", "at blocks", "top-1", "lost, 95 %", "texts", "tokens"], lines),
         Table("256 tokens, batch 32, one thread", ["keep", "times as fast", "texts/s"], quick),
     ]
     return [table for table in made if table.rows]

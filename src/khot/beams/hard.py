@@ -51,22 +51,29 @@ def search(step: Any, start: Tensor, state: Any, rules: Rules) -> Beams:
         alive = alive & _can_improve(open_, done, rules, length)
         if length == rules.length or not bool(alive.any()):
             break
-        last, state = open_.tokens[..., -1], reorder(state, origin)
+        last, state = open_.tokens[..., -1], state if _in_order(origin) else reorder(state, origin)
     return done._replace(sequences=done.sequences[..., : max(1, int(done.lengths.max()) if rows else 1)])
+
+
+def _in_order(origin: Tensor) -> bool:
+    """Whether every beam goes on from itself: its state, which may be a large cache, can stay where it is."""
+    return bool((origin == torch.arange(origin.shape[1], dtype=torch.long, device=origin.device)).all())
 
 
 def _advance(open_: _Open, done: Beams, log_probs: Tensor, rules: Rules, length: int, alive: Tensor) -> tuple[_Open, Beams, Tensor]:
     """One token more: new open sequences, new finished ones, and the beam that each open one comes from."""
     _, k, vocabulary = log_probs.shape
-    # So many candidates that k of them are open even if every end is among the best of each beam.
-    width = min(max(2, 1 + len(rules.ends)) * k, k * vocabulary)
-    values, places = (open_.scores.unsqueeze(2) + log_probs.float()).flatten(1).topk(width, dim=1)
+    # So many candidates that k of them are open even if every end is among the best of each beam; one beam ends with the first.
+    width = min(max(2, 1 + len(rules.ends)) * k, k * vocabulary) if k > 1 else 1
+    scores = (open_.scores.unsqueeze(2) + log_probs.float()).flatten(1)
+    values, places = scores.topk(width, dim=1) if k > 1 else scores.max(1, keepdim=True)
     origin, token = places // vocabulary, places % vocabulary
     tokens = torch.cat([take(open_.tokens, origin), token.unsqueeze(2)], 2)  # (B, width, t + 1)
     ended = torch.isin(token, rules.ends) | (length == rules.length)
     kept = torch.arange(width, dtype=torch.long, device=token.device) < k  # only these can finish
     counted = ended & kept & alive.unsqueeze(1)
-    done = _merge(done, tokens, values.masked_fill(~counted, -torch.inf) / length**rules.penalty, rules, length)
+    if bool(counted.any()):
+        done = _merge(done, tokens, values.masked_fill(~counted, -torch.inf) / length**rules.penalty, rules, length)
     kept_values, kept = values.masked_fill(ended, -torch.inf).topk(min(k, width), dim=1)
     if kept.shape[1] < k:  # fewer candidates than beams: the vocabulary is that small
         kept_values = torch.nn.functional.pad(kept_values, (0, k - kept.shape[1]), value=-torch.inf)

@@ -11,8 +11,8 @@ from torch import Generator, Tensor
 from torch.nn.functional import pad
 
 from khot._tensors import in_transform, is_bare, is_recorded, readable, wide_dtype
+from khot.primitives.draw import refuse_generator
 from khot.primitives.operators import define
-from khot.primitives.subsets import refuse_generator
 from khot.registry import design
 
 _PERIOD = 32  # attempts between two looks at all items

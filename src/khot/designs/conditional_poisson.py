@@ -5,14 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from khot.primitives.calibrate import calibrate
-from khot.primitives.poisson_binomial import log_chance
-from khot.primitives.subsets import draw_subsets
 from khot.registry import design
+
+# The k-subset distribution is imported where it is used: not every program needs its six files and five operators.
 
 
 def conditional_poisson_log_prob(probs: Tensor, sample: Tensor) -> Tensor:
     """``(..., n), (..., n) -> (...)`` in float64; -inf for a sample that cannot be drawn."""
+    from khot.primitives.calibrate import calibrate
+    from khot.primitives.poisson_binomial import log_chance
+
     k = probs.sum(-1, keepdim=True, dtype=torch.float64).round().long()
     return log_chance(calibrate(probs, k), k, sample)
 
@@ -45,4 +47,7 @@ def conditional_poisson(probs: Tensor, k: Tensor, *, generator: Generator | None
         >>> conditional_poisson(torch.tensor([0.5, 0.5, 1.0, 0.0]), torch.tensor([2])).sum()
         tensor(2.)
     """
+    from khot.primitives.calibrate import calibrate
+    from khot.primitives.subsets import draw_subsets
+
     return draw_subsets(calibrate(probs, k), k, num_samples, generator).to(probs.dtype)

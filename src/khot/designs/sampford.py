@@ -9,11 +9,12 @@ from torch import Generator, Tensor
 
 from khot._tensors import in_transform, is_recorded, readable
 from khot.designs._common import largest, logit, uniform
+from khot.primitives.draw import refuse_generator
 from khot.primitives.fixed_point import spread
 from khot.primitives.operators import define
-from khot.primitives.poisson_binomial import log_chance, marginals
-from khot.primitives.subsets import draw_subsets, refuse_generator
 from khot.registry import design
+
+# The k-subset distribution is imported where it is used: not every program needs its six files and five operators.
 
 _MANY = 64  # items to draw, and _SPREAD the variance, from which on the quadrature is cheaper than the tree
 _SPREAD = 8.0
@@ -23,6 +24,8 @@ _ROUNDS = 64  # of rejection; a row that is still left is drawn from the tree, w
 
 def sampford_log_prob(probs: Tensor, sample: Tensor) -> Tensor:
     """``(..., n), (..., n) -> (...)`` in float64; -inf for a sample that cannot be drawn."""
+    from khot.primitives.poisson_binomial import log_chance, marginals
+
     k = probs.sum(-1, keepdim=True, dtype=torch.float64).round().long()
     p = spread(probs, k)
     logits = torch.logit(p)
@@ -83,6 +86,9 @@ def _draw(probs: Tensor, k: Tensor, generator: Generator | None = None) -> Tenso
 
 
 def _by_tree(p: Tensor, k: Tensor, generator: Generator | None) -> Tensor:
+    from khot.primitives.poisson_binomial import marginals
+    from khot.primitives.subsets import draw_subsets
+
     logits = torch.logit(p)
     weight = (1 - p) * marginals(logits, k).probs
     first = (weight / -uniform(p, generator).log()).argmax(-1, keepdim=True)

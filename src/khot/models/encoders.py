@@ -98,7 +98,7 @@ def attention_row(attention: nn.Module, queries: Tensor, keys: Tensor, which: st
     Args:
         attention: whose heads, norms and scale are used.
         queries, keys: outputs of the projections, ``(B, T, H * Dh)``, or both the output of a fused one, ``(B, T, 3 * H * Dh)``.
-        which: ``"cls"`` for the query of the first token, ``"received"`` for the mean of all queries.
+        which: ``"cls"`` for the query of the first token, ``"received"`` for the mean of all queries but those of padding.
         mask: as attention takes it, boolean or to be added, ``(B or 1, 1, T or 1, T)``.
     """
     inner: Any = getattr(attention, "self", attention)
@@ -110,7 +110,7 @@ def attention_row(attention: nn.Module, queries: Tensor, keys: Tensor, which: st
     else:
         queries, keys = queries.view(batch, tokens, heads, -1), keys.view(batch, tokens, heads, -1)
     query = _normed(inner, "q_norm", queries[:, :1] if which == "cls" else queries)  # (B, 1 or T, H, Dh)
-    query = query if which == "cls" else query.mean(1, keepdim=True)
+    query = query if which == "cls" else _mean_query(query, padding(mask, 0))
     keys = _normed(inner, "k_norm", keys)
     logits = query.transpose(1, 2) @ keys.permute(0, 2, 3, 1) * keys.shape[-1] ** -0.5  # (B, H, 1, T)
     if mask is not None:
@@ -123,6 +123,14 @@ def _normed(attention: nn.Module, name: str, x: Tensor) -> Tensor:
     """``x`` through the norm of queries or keys where there is one; it works on the last dimension."""
     norm = getattr(attention, name, None)
     return x if norm is None else norm(x)
+
+
+def _mean_query(queries: Tensor, padded: Tensor | None) -> Tensor:
+    """``(B, T, H, Dh) -> (B, 1, H, Dh)``, over the tokens that are no padding."""
+    if padded is None:
+        return queries.mean(1, keepdim=True)
+    weights = (~padded).to(queries.dtype)
+    return ((weights / weights.sum(1, keepdim=True))[:, :, None, None] * queries).sum(1, keepdim=True)
 
 
 def padding(mask: Tensor | None, prefix: int) -> Tensor | None:

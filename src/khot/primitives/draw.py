@@ -1,4 +1,4 @@
-"""Samples drawn by native code, one call for all rows."""
+"""Samples drawn by native code, one call for all rows, and what all samplers check."""
 
 from __future__ import annotations
 
@@ -34,3 +34,9 @@ def draw(design: str, probs: Tensor, k: Number, *, generator: Generator | None =
 def check_order(order: str) -> None:
     if order not in ("random", "fixed"):
         raise ValueError(f"order must be 'random' or 'fixed', got {order!r}")
+
+
+def refuse_generator(generator: Generator | None) -> None:
+    """No operator takes a generator: say so before a compiler does."""
+    if generator is not None:
+        raise ValueError("generator= cannot be passed on inside torch.compile or under a dispatch mode; seed with torch.manual_seed")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
-from khot._tensors import in_forward_mode, is_traced
+from khot._tensors import in_forward_mode, is_recorded
 
 
 def no_second_derivative(grad: Tensor, name: str, *inputs: Tensor) -> Tensor:
@@ -20,17 +20,22 @@ def no_second_derivative(grad: Tensor, name: str, *inputs: Tensor) -> Tensor:
 
 def once(x: Tensor, name: str) -> Tensor:
     """``x`` itself, whose gradient cannot be differentiated again."""
-    if in_forward_mode() or is_traced() or not (torch.is_grad_enabled() and x.requires_grad):
+    if in_forward_mode() or is_recorded() or not (torch.is_grad_enabled() and x.requires_grad):
         return x
     return _Once.apply(x, name)
 
 
 class _Once(Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, name: str) -> Tensor:
-        ctx.name = name
-        ctx.save_for_backward(x)
+    def forward(x: Tensor, name: str) -> Tensor:
         return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, str], output: Tensor) -> None:
+        x, ctx.name = inputs
+        ctx.save_for_backward(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:

@@ -6,6 +6,7 @@ import torch
 from torch import Generator, Tensor
 
 from khot._tensors import in_transform, is_recorded
+from khot.primitives.draw import refuse_generator
 from khot.primitives.operators import define
 from khot.primitives.poisson_binomial import halves, levels_of
 from khot.primitives.polynomial import product, raw_product
@@ -39,12 +40,6 @@ def draw_subsets(logits: Tensor, k: Tensor | int, num_samples: int, generator: G
         sizes = k if isinstance(k, Tensor) else torch.full((1,), k, dtype=torch.long, device=logits.device)
         return torch.ops.khot.draw_subsets(logits, sizes, num_samples)
     return _draw(logits, k, num_samples, generator)
-
-
-def refuse_generator(generator: Generator | None) -> None:
-    """No operator takes a generator: say so before a compiler does."""
-    if generator is not None:
-        raise ValueError("generator= cannot be passed on inside torch.compile or under a dispatch mode; seed with torch.manual_seed")
 
 
 def _draw(logits: Tensor, k: Tensor | int, num_samples: int, generator: Generator | None = None) -> Tensor:

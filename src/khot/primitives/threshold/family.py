@@ -70,10 +70,6 @@ class Family:
         """``F'(u)`` to a few digits in ``out``, after :meth:`write` left ``y = F(u)``."""
         return out.copy_(self.slope_at(u, y)) if self.quick is None else self.quick.slope(u, y, out)
 
-    def line(self, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """See :func:`logit_line`."""
-        return (logit_line if self.quick is None else self.quick.line)(mean)
-
 
 def known(family: Family) -> Family:
     """File a family without parameter under its name."""

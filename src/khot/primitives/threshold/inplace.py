@@ -13,6 +13,7 @@ sum of the result is held against ``k`` besides. A mask with corners is evaluate
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -20,14 +21,15 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from khot._tensors import Number
-from khot.primitives.threshold.family import Family
+from khot.primitives.threshold.family import Family, logit_line
 from khot.primitives.threshold.rows import LOCAL, wide_sum
-from khot.primitives.threshold.start import guess
+from khot.primitives.threshold.start import guess, height
 
 _ROUNDS = 8  # rows that need more are better served by the bracket
 _CAREFUL_ROUNDS = 24  # for the few rows that are tried once more
+_STRIDE = 8.0  # the longest step of those, in temperatures
 _TRIES = 5  # corrections of a mask with corners
-_NEAR = 0.01  # a step beyond which few corners lie: then a sum in float64 is worth its time
+_NEAR = 0.001  # a step beyond which few corners lie: then a sum in float64 is worth its time
 
 
 class Work(NamedTuple):
@@ -76,19 +78,39 @@ def _rough(work: Work, t: Tensor) -> tuple[Tensor, Tensor]:
 
 def _on_curves(work: Work, t: Tensor) -> Tensor:
     """Newton steps on a function of the mean that is nearly straight: in the tails the sum grows like exp(t)."""
-    n, share, family = work.n, work.k / work.n, work.family
-    if not isinstance(share, Tensor):
-        share = torch.full((1, 1), share, dtype=t.dtype, device="cpu")
-    goal = family.line(share)[0].to(t.dtype)
+    family = work.family
+    line = logit_line if family.quick is None else family.quick.line
+    share = work.k / work.n
+    goal = line(share)[0].to(t.dtype) if isinstance(share, Tensor) else height(line, share)
     enough = (_least(family, t.dtype) / (1.0 if family.quick is None else family.quick.bow)) ** 0.5
+
+    def step_of(total: Tensor, slope: Tensor) -> tuple[Tensor, Tensor | None]:
+        level, run = line(total / work.n)
+        step = level.sub_(goal).mul_(run).div_(slope).mul_(-work.n)
+        return step, step.abs() <= enough if work.careful else None
+
+    if work.careful:
+        return _between(work, t, step_of)[0]
     for _ in range(_ROUNDS):
-        total, slope = _rough(work, t)
-        height, run = family.line(total.div_(n))
-        step = height.sub_(goal).mul_(run).div_(slope)
-        t = _move(t, step, work.tau, n)
-        if not float(vector_norm(step, math.inf)) * n > enough or _nearly_all(step.abs_() * n <= enough):
+        step, _ = step_of(*_rough(work, t))
+        t = _move(t, step, work.tau, -1.0)
+        if not float(vector_norm(step, math.inf)) > enough or _nearly_all(step.abs_() <= enough):
             break
     return t
+
+
+def _between(work: Work, t: Tensor, step_of: Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor]:
+    """Steps between the points already seen, and until all rows are there; the threshold, and the slope there."""
+    low, high, slope = torch.full_like(t, -math.inf), torch.full_like(t, math.inf), t
+    for _ in range(_CAREFUL_ROUNDS):
+        total, slope = _rough(work, t)
+        step, close = step_of(total, slope)
+        there = _move(t, step.clamp(-_STRIDE, _STRIDE), work.tau, -1.0)
+        low, high = torch.where(total >= work.k, t, low), torch.where(total <= work.k, t, high)
+        t = torch.where((there >= low) & (there <= high) | close, there, (low + high) / 2)  # pyright: ignore
+        if bool(close.all()):  # pyright: ignore
+            break
+    return t, slope
 
 
 def _least(family: Family, dtype: torch.dtype) -> float:
@@ -133,30 +155,21 @@ def _tested(work: Work, step: Tensor, slope: Tensor) -> Tensor | None:
 
 def _on_corners(work: Work, t: Tensor) -> tuple[Tensor, Tensor]:
     """Newton steps on the sum until only small ones are left; the threshold, and the slope there."""
+    eps = torch.finfo(t.dtype).eps
+
+    def step_of(total: Tensor, slope: Tensor) -> tuple[Tensor, Tensor | None]:
+        missing = (work.k - total).to(t.dtype)
+        step = missing / slope.clamp_(min=1)  # one item at least moves with the threshold before long
+        return step, missing.abs() <= eps * (64 * slope + 4 * total) if work.careful else None
+
     if work.careful:
-        return _between_corners(work, t)
+        return _between(work, t, step_of)
     slope = t
     for i in range(_ROUNDS):
         total, slope = _rough(work, t)
-        step = (work.k - total).div_(slope.clamp_(min=1)).to(t.dtype)  # one item at least moves with the threshold before long
+        step, _ = step_of(total, slope)
         t = _move(t, step, work.tau, -1.0)
         if i and (float(vector_norm(step, math.inf)) <= _NEAR or _nearly_all(step.abs_() <= _NEAR)):
-            break
-    return t, slope
-
-
-def _between_corners(work: Work, t: Tensor) -> tuple[Tensor, Tensor]:
-    """The same between the points already seen, as the slope says little beyond the next corner, and until all rows are there."""
-    eps, slope = torch.finfo(t.dtype).eps, t
-    low, high = torch.full_like(t, -math.inf), torch.full_like(t, math.inf)
-    for _ in range(_CAREFUL_ROUNDS):
-        total, slope = _rough(work, t)
-        missing = (work.k - total).to(t.dtype)
-        there = _move(t, missing / slope.clamp_(min=1), work.tau, -1.0)
-        close = missing.abs() <= eps * (64 * slope + 4 * total)
-        low, high = torch.where(missing <= 0, t, low), torch.where(missing >= 0, t, high)
-        t = torch.where((there >= low) & (there <= high) | close, there, (low + high) / 2)
-        if bool(close.all()):
             break
     return t, slope
 
@@ -174,7 +187,7 @@ def _across(work: Work, t: Tensor, slope: Tensor) -> Found:
             break
         shift = (shift + missing / slope).to(t.dtype)
     passed = missing.abs() <= best
-    if len(work.parts) == 1 and not bool(passed.all()):
+    if len(work.parts) == 1 and not (bool(passed.all()) if work.careful else _nearly_all(passed)):
         passed = _mend_values(work, t, shift, missing.masked_fill(passed, 0.0))
     return Found(_move(t, shift, work.tau, -1.0), passed)
 

@@ -62,8 +62,10 @@ def _solve_here(x: Tensor, k: Number, tau: Number, family: Family) -> Solved:
     free = _buffers(flat, some, n if n <= 2 * CACHE else CACHE)
     failed = []
     for begin in range(0, len(flat), some):
+        whole = some == len(flat)
         rows = slice(begin, begin + some)
-        passed = _solve_some(flat[rows], _at(k, rows), _at(tau, rows), family, Solved(to.mask[rows], to.shift[rows]), free)
+        part = (flat, k, tau, to) if whole else (flat[rows], _at(k, rows), _at(tau, rows), Solved(to.mask[rows], to.shift[rows]))
+        passed = _solve_some(*part, family, free)
         if passed is not None and not bool(passed.all()):
             failed.append(begin + passed.logical_not_().flatten().nonzero().flatten())
     if failed:
@@ -86,7 +88,7 @@ def _at(value: Number, rows: slice | Tensor) -> Number:
     return value[rows] if isinstance(value, Tensor) else value
 
 
-def _solve_some(x: Tensor, k: Number, tau: Number, family: Family, to: Solved, free: Tensor) -> Tensor | None:
+def _solve_some(x: Tensor, k: Number, tau: Number, to: Solved, family: Family, free: Tensor) -> Tensor | None:
     """Write the mask and the threshold of ``(rows, n)`` scores, with two buffers; which rows passed, ``None`` for all."""
     start, n = None, x.shape[-1]
     if n >= _LONG:
@@ -99,7 +101,7 @@ def _solve_some(x: Tensor, k: Number, tau: Number, family: Family, to: Solved, f
 
 def _parts(x: Tensor, mask: Tensor, free: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], ...]:
     """The rows, or a long row in parts as wide as the buffers, beside their places in the mask and the two buffers."""
-    one, two = free[0, : len(x)], free[1, : len(x)]
+    one, two = free if len(x) == free.shape[1] else free[:, : len(x)]
     width = free.shape[-1]
     if width >= x.shape[-1]:
         return ((x, mask, one, two),)
@@ -109,11 +111,11 @@ def _parts(x: Tensor, mask: Tensor, free: Tensor) -> tuple[tuple[Tensor, Tensor,
 
 
 def _try_again(rest: Tensor, x: Tensor, k: Number, tau: Number, family: Family, to: Solved, free: Tensor) -> None:
-    """The few rows that held up the others: once more from where they stopped, and then with a bracket."""
+    """The few rows that held up the others, or were lost: once more with care, and then with a bracket."""
     x, k, tau = x[rest], _at(k, rest), _at(tau, rest)
     again = Solved(torch.empty_like(x), to.shift[rest])
     if len(rest) <= free.shape[1] and free.shape[-1] >= x.shape[-1]:
-        shift, passed = solve_ordinary(Work(_parts(x, again.mask, free), x.shape[-1], k, tau, family, careful=True), again.shift)
+        shift, passed = solve_ordinary(Work(_parts(x, again.mask, free), x.shape[-1], k, tau, family, careful=True), None)
         again = Solved(again.mask, shift) if passed is None else _mend(Solved(again.mask, shift), passed, x, k, tau, family, LOCAL)
     else:
         again = solve_bracket(x, _as_column(k, x), tau, family)

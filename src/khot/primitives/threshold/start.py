@@ -31,7 +31,7 @@ def guess(x: Tensor, k: Number, size: Number, tau: Number, family: Family, rows:
     mean, spread, size = _moments(x, size, rows, free) if rows.local else _moments_at_once(x, size, rows)
     share = k / size
     centre, noise = _middle(family.inverse)
-    ratio = (spread / tau).square_()  # tau squared may overflow
+    ratio = (spread if not isinstance(tau, Tensor) and tau == 1 else spread / tau).square_()  # tau squared may overflow
     typical = float(ratio.mean()) if family.smooth or not isinstance(share, Tensor) else 0.0
     if not isinstance(share, Tensor) and family.quick is not None and 1e-6 < typical < 1e6 and 0 < share < 1:
         away = ratio.add_(noise).sqrt_().mul_(_stretch(family, share, round(_OCTAVE * math.log2(typical))))
@@ -39,7 +39,8 @@ def guess(x: Tensor, k: Number, size: Number, tau: Number, family: Family, rows:
         away = ratio.mul_(_PROBIT).add_(1).sqrt_() * (_inverse(family.inverse, share, x) - centre)
     else:
         away = ratio.add_(noise).sqrt_() * _inverse(_normal_quantile, share, x)
-    return (mean - (away + centre if centre else away) * tau).to(x.dtype)
+    away = away.add_(centre) if centre else away
+    return (mean - away * tau if isinstance(tau, Tensor) else torch.sub(mean, away, alpha=tau)).to(x.dtype)
 
 
 @functools.lru_cache(_KEPT)
@@ -93,6 +94,12 @@ def _moments_at_once(x: Tensor, size: Number, rows: Rows) -> tuple[Tensor, Tenso
         total, square, size = rows.sums(wide, wide * wide, x > -torch.inf)
     mean = total / size
     return mean.to(x.dtype), (square / size - mean * mean).clamp_(min=0.0).sqrt_().to(x.dtype), size
+
+
+@functools.lru_cache(_KEPT)
+def height(line: Callable[[Tensor], tuple[Tensor, Tensor]], share: float) -> float:
+    """Where a straight function of the mean, see :func:`khot.primitives.threshold.family.logit_line`, has its goal."""
+    return float(line(torch.full((1, 1), share, dtype=torch.float64, device="cpu"))[0])
 
 
 def _inverse(inverse: Callable[[Tensor], Tensor], share: Number, x: Tensor) -> Number:
