@@ -49,7 +49,8 @@ def _time(claim: Claim, shape: tuple[int, int, int], options: argparse.Namespace
     x = draw_scores("normal", (batch, n), seed=options.seed)
     functions = {"base": claim.base(batch, n, k), "ours": claim.call(batch, n, k)}
     calls = {name: (lambda f=f: f(x)) if claim.mode == "forward" else gradient_of(f, x) for name, f in functions.items()}
-    times = race(calls, **({"seconds": 0.04, "rounds": (3, 20), "patience": 0.4} if options.quick else {"seconds": 0.3, "patience": 6.0}))
+    effort: dict[str, Any] = {"seconds": 0.04, "rounds": (3, 20), "patience": 0.4} if options.quick else {"seconds": 0.3, "patience": 6.0}
+    times = race(calls, **effort)
     record.add(**facts, **times["ours"].row(), base=times["base"].median, ratio=times["ours"].ratio(times["base"]), threads=options.threads)
 
 

@@ -30,9 +30,12 @@ import time, torch, khot
 torch.set_num_threads(1)
 torch.manual_seed(0)
 {code}
-began = time.perf_counter()
-f()
-print(time.perf_counter() - began)
+def once():
+    began = time.perf_counter()
+    f()
+    return time.perf_counter() - began
+took = once()
+print(took if took > 1 else once())  # a short call again: the first one also loads code
 """
 
 
