@@ -14,6 +14,8 @@ from bench.plot import DOCS, FIGURES
 
 ABOUT = {
     "verbs": "The calls that models are trained with, each timed in turns with what it replaces.",
+    "reference": "What GPUs without Triton and CPUs without a compiler run, timed in turns with `torch.softmax` on the same tensor.",
+    "small": "Small calls, where Python's share shows, in turns with an earlier commit, each in a process of its own.",
     "speed": "Forward and forward + backward, timed in turns with `torch.softmax` on the same tensor.",
     "choosing": "Every method, forward and forward + backward, on many short rows. The page on choosing a method reads these data.",
     "linear": "One row of n scores. Beyond the caches all that walk over memory slow down together.",

@@ -87,8 +87,9 @@ def sequential_matrix(
     With Gumbel noise on the scores the hard limit is a draw of k items without replacement; without it, the top-k. The subtracted
     logarithm is not divided by the scale of the scores, so that at a temperature of 1 or more even large scores stay soft.
 
-    The rows depend on each other, so that there is nothing to do but k softmaxes and k logarithms of n entries, one after the other;
-    the backward pass takes as long again and keeps two ``(..., k, n)`` tensors, the mask without a gradient none.
+    The rows depend on each other, so that there is nothing to do but k steps of n entries, one after the other: a sum, a quotient and
+    ``1/tau`` products each where ``1/tau`` is 1, 2, 3 or 4 and the scores span less than ``70 tau``, else a softmax and a logarithm.
+    The backward pass takes as long again; the mask keeps no ``(..., k, n)`` tensor in the first case.
 
     Args:
         scores: ``(..., n)``.

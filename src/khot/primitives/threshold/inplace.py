@@ -129,7 +129,7 @@ def _along(work: Work, t: Tensor) -> Found:
     for x, out, one, two in work.parts:
         u = _argument(x, t, work.tau, one)
         family.write(u, out)
-        totals.append(wide_sum(out))
+        totals.append(wide_sum(out, two))
         slopes.append(family.write_slope(u, out, two).sum(-1, keepdim=True))
     slope = _add_up(slopes)
     step = (k - _add_up(totals)).div_(slope).to(t.dtype)
@@ -182,7 +182,7 @@ def _across(work: Work, t: Tensor, slope: Tensor) -> Found:
         for x, out, one, two in work.parts:
             u = one if i and len(work.parts) == 1 else _argument(x, t, work.tau, one)
             family.write(torch.add(u, shift, out=two) if i else u, out)
-        missing = k - _add_up([wide_sum(out) for _, out, _, _ in work.parts])
+        missing = k - _add_up([wide_sum(out, two) for _, out, _, two in work.parts])
         if i == _TRIES - 1 or _nearly_all(missing.abs() <= best):
             break
         shift = (shift + missing / slope).to(t.dtype)

@@ -71,12 +71,17 @@ class Rows:
         return count_kth(x, rank, self.sums) if self.kth is None else self.kth(x, rank)
 
 
-def wide_sum(values: Tensor) -> Tensor:
+def wide_sum(values: Tensor, free: Tensor | None = None) -> Tensor:
     """Sum in float64, where the device has it: n terms of rounding error would show in the sum otherwise.
 
-    A long float32 row is first added up in runs of ``_RUN``, as a sum with another dtype copies its input on the CPU.
+    A long float32 row is first added up in runs of ``_RUN``, as a sum with another dtype copies its input on the CPU. For short rows
+    ``free``, a buffer like ``values``, holds that copy.
     """
     n = values.shape[-1]
+    if free is not None and values.dtype == torch.float32 and n % 2 == 0 and n < _RUN * _RUN:
+        wide = free.view(torch.float64)
+        first, second = (wide.copy_(half).sum(-1, keepdim=True) for half in values.split(n // 2, -1))
+        return first.add_(second)
     if values.dtype != torch.float32 or not readable(values) or n < _RUN * _RUN:  # no guard on the length while a graph is traced
         return values.sum(-1, keepdim=True, dtype=wide_dtype(values))
     even = n - n % _RUN

@@ -23,7 +23,6 @@ from khot.primitives.threshold.quick import try_newton
 from khot.primitives.threshold.rows import CACHE, LOCAL, Rows
 
 _LONG = 1 << 15  # rows from here on start from a sample of themselves
-_RUNS = 1 << 10  # rows from here on are summed without a copy in float64, so that more of them fit the cache
 _STRIDE = 31  # prime, so that it does not beat with a power-of-two period in the scores
 _kept = threading.local()
 
@@ -58,7 +57,7 @@ def _solve_here(x: Tensor, k: Number, tau: Number, family: Family) -> Solved:
     flat = x.detach().reshape(-1, n).contiguous()
     k, tau = (value.reshape(-1, 1) if isinstance(value, Tensor) else value for value in (k, tau))
     to = Solved(torch.empty_like(flat), flat.new_empty((len(flat), 1)))
-    some = min(max((2 * CACHE if n >= _RUNS else CACHE) // n, 1), len(flat))
+    some = min(max(2 * CACHE // n, 1), len(flat))
     free = _buffers(flat, some, n if n <= 2 * CACHE else CACHE)
     failed = []
     for begin in range(0, len(flat), some):
