@@ -117,7 +117,7 @@ def check_per_row(name: str, value: Tensor, scores: Tensor, dim: int = -1) -> No
     if value.is_complex() or value.dtype == torch.bool:
         raise TypeError(f"{name} must be real, got {value.dtype}")
     try:
-        fits = torch.broadcast_shapes(value.shape, rows) == torch.Size(rows)
+        fits = tuple(torch.broadcast_shapes(value.shape, rows)) == rows  # Dynamo before torch 2.7 makes no torch.Size of symbols
     except RuntimeError:
         fits = False
     if not fits:

@@ -103,7 +103,8 @@ class MoE(nn.Module):
         if not isinstance(self.experts, nn.ModuleList):
             return self.experts(rows, ends)
         parts = rows.split(sizes(ends))
-        busy = [expert(part) for expert, part in zip(self.experts, parts, strict=True) if len(part)]
+        # Not zip(strict=True): with a list of modules it breaks Dynamo of torch 2.6.
+        busy = [self.experts[i](part) for i, part in enumerate(parts) if len(part)]
         return torch.cat(busy) if busy else self.experts[0](rows)
 
     def extra_repr(self) -> str:
