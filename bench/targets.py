@@ -46,7 +46,7 @@ def _line(claim: str, bound: float, rows: Iterable[Row], value: Callable[[Row], 
 def _verbs(rows: list[Row]) -> list[list[str]]:
     """One line a call, mode, rival and instruction set: the cell that comes nearest to its bound, or lies farthest above it."""
     groups: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
+    for row in (row for row in rows if "bound" in row):
         groups.setdefault((row["what"], row["mode"], row["over"], kernel_of(row)), []).append(row)
     return [_verb(f"{what}, {mode}, over {over}", kernel, mine) for (what, mode, over, kernel), mine in groups.items()]
 
