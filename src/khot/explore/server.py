@@ -120,13 +120,14 @@ class Impatient(H11Protocol):
 
 
 def bind(port: int) -> socket.socket:
-    """A socket on this machine's own address; port 0 takes any that is free."""
+    """A socket that listens on this machine's own address; port 0 takes any that is free. Who comes before :func:`serve` waits for it."""
     if not 0 <= port <= 65535:
         raise ValueError(f"port must be between 0 and 65535, got {port}")
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((HOST, port))
+        listener.listen(MAX_CONNECTIONS)
     except OSError as error:
         listener.close()
         raise OSError(f"port {port} is in use or not allowed ({error.strerror}); choose another with --port, 0 for any") from error
