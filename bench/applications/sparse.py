@@ -34,8 +34,8 @@ def _popup_mask(scores: Tensor, k: Any, tau: float) -> Tensor:
 
 
 ROWS: dict[str, dict[str, Any]] = {
-    "khot": {"every": EVERY},
-    "khot-every-step": {},
+    "khot": {},
+    "khot-kept": {"every": EVERY},
     "gradual-magnitude": {"method": _plain_mask},
     "euclidean": {"method": "euclidean"},
     "hard-soft-gradient": {"hard": True},
