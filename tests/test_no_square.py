@@ -1,4 +1,4 @@
-"""No mask of n scores makes a tensor of n x n numbers, forward or backward, native or not."""
+"""No mask of n scores makes a tensor that grows as n x n, forward or backward, native or not: comparisons go in pieces of a fixed size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch.utils._pytree import tree_leaves
 import khot
 from khot import kernels
 
-N, K = 4096, 3
+N, K = 8192, 3
+PIECE = 1 << 22  # numbers in the largest piece that any method works on, however long the row
 MASKS = [name for name, row in khot.RELAXATIONS.items() if row.topk is not None]
 
 
@@ -30,11 +31,11 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("method", MASKS)
-def test_no_tensor_of_n_by_n(method: str) -> None:
+def test_pieces_do_not_grow_with_the_row(method: str) -> None:
     scores = torch.randn(1, N, generator=torch.Generator().manual_seed(0)).requires_grad_()
     with kernels.disabled(), Largest() as seen:
         khot.soft_topk(scores, K, method=method).square().sum().backward()
-    assert seen.found <= N * N // 4 + N, f"{seen.where} makes {seen.found} numbers of {N} scores"
+    assert seen.found <= PIECE + N, f"{seen.where} makes {seen.found} numbers of {N} scores"
 
 
 def test_the_watch_sees_a_square() -> None:
