@@ -81,12 +81,12 @@ def test_every_file_of_records_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_pat
     (tmp_path / "applications").mkdir()
     lines = [{"row": row, "seed": seed, "error": seed + 0.5, "right": seed % 2 == 0} for row in ("a", "b") for seed in range(40)]
     (tmp_path / "applications" / "unheard_of.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
-    (tmp_path / "small.jsonl").write_text(json.dumps(lines[3]))
+    (tmp_path / "nameless.jsonl").write_text(json.dumps(lines[3]))
     found = {part.title: part.tables for part in report_parts.every()}
     assert found["Unheard of"] == [
         ("unheard of, means", ["row", "rows", "error", "right"], [["a", 40, "20", "0.5"], ["b", 40, "20", "0.5"]], "")
     ]
-    assert found["Small"] == [("small", ["row", "seed", "error", "right"], [["a", 3, 3.5, False]], "")]
+    assert found["Nameless"] == [("nameless", ["row", "seed", "error", "right"], [["a", 3, 3.5, False]], "")]
 
 
 def test_rows_that_chose_settings_are_left_out() -> None:
