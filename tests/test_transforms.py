@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
 import khot
@@ -66,6 +67,18 @@ def test_a_trace_is_the_function(op: Relaxation) -> None:
             assert_close(traced(other(3, 6)), f(other(3, 6)))
 
 
+@table(ROWS)
+def test_a_graph_of_make_fx_is_the_function(op: Relaxation) -> None:
+    assert_close(make_fx(mask_of(op))(spaced(3, 6))(other(3, 6)), mask_of(op)(other(3, 6)))
+
+
+@table(ROWS)
+def test_vmap_over_tau_alone(op: Relaxation) -> None:
+    scores, taus = spaced(6), torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+    found = torch.vmap(lambda tau: khot.soft_topk(scores, 2, tau, method=op.name))(taus)
+    assert_close(found, torch.stack([khot.soft_topk(scores, 2, float(tau), method=op.name) for tau in taus]))
+
+
 @table(ROWS, "compiles")
 def test_fake_tensors_have_the_right_shape(op: Relaxation) -> None:
     with FakeTensorMode() as mode:
@@ -84,6 +97,7 @@ def test_hessians_and_batched_jacobians(op: Relaxation) -> None:
     assert_close(torch.autograd.functional.jacobian(f, scores, vectorize=True), reverse)
     batch = torch.stack([scores, other(5)])
     assert_close(torch.vmap(torch.func.jacrev(f))(batch)[0], reverse)
+    assert_close(torch.vmap(torch.func.jacfwd(f))(batch)[1], torch.func.jacrev(f)(batch[1]))  # where torch.linalg.solve is wrong
     if op.double_backward:
         hessian = torch.func.jacrev(torch.func.jacrev(lambda s: (f(s) * weights).sum()))(scores)
         assert_close(hessian, hessian.mT, rtol=0, atol=1e-7)

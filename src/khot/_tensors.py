@@ -144,7 +144,7 @@ def in_reach(tensor: Tensor) -> bool:
 
 def readable(tensor: Tensor) -> bool:
     """Whether the values can be looked at here without waiting for a device or breaking a trace."""
-    return not is_compiling() and tensor.is_cpu and is_bare(tensor) and _jit_state() is None
+    return not is_compiling() and not num_modes() and tensor.is_cpu and is_bare(tensor) and _jit_state() is None
 
 
 def is_bare(tensor: Tensor) -> bool:

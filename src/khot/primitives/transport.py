@@ -148,6 +148,8 @@ def _at(places: Places, potential: Tensor) -> _State:
 def _newton(state: _State, places: Places) -> Tensor:
     """The step in the potentials that fills every place, to first order."""
     bend = curvature(state.plan.mT @ state.plan, state.sums, places.full, places.closed)
+    if in_transform():  # vmap of a jacfwd of solve is wrong from the second row on, as of torch 2.13
+        return (torch.linalg.inv_ex(bend).inverse @ (places.full - state.sums).unsqueeze(-1)).squeeze(-1)
     return torch.linalg.solve_ex(bend, (places.full - state.sums).unsqueeze(-1)).result.squeeze(-1)
 
 

@@ -38,7 +38,7 @@ def _rows(scores: Tensor, k: int, tau: Number, alpha: float, among: Among | None
 
 def _farthest(scores: Tensor, tau: Number) -> float | None:
     """Where a gap has to be cut: its square shall be a number. So far out the softmax is 0, and so is its gradient."""
-    if readable(scores):
+    if readable(scores) and not (isinstance(tau, Tensor) and not readable(tau)):
         gap = (scores.amax(-1, keepdim=True) - scores.amin(-1, keepdim=True)) / tau
         if math.isfinite(gap.square().sum().item()):
             return None
