@@ -86,18 +86,23 @@ def interpret(code: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed; it has no build for this machine")
+def too_old() -> bool:
+    return importlib.util.find_spec("triton") is not None and version("triton") < "3.3"
+
+
+MISSING = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed; it has no build for this machine")
+OLD = pytest.mark.skipif(too_old(), reason="the interpreter of triton before 3.3 cannot negate a boolean")
+
+
+@MISSING
+@OLD
 @pytest.mark.parametrize("n", [7, pytest.param(40, marks=pytest.mark.slow)])
 def test_hard_masks_in_the_interpreter(n: int) -> None:
     interpret(HARD.format(n=n))
 
 
-def too_old() -> bool:
-    return importlib.util.find_spec("triton") is not None and version("triton") < "3.3"
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed; it has no build for this machine")
-@pytest.mark.skipif(too_old(), reason="the interpreter of triton before 3.3 cannot negate a boolean")
+@MISSING
+@OLD
 @pytest.mark.parametrize("family", ["sigmoid", "euclidean", "laplace", "gaussian"])
 @pytest.mark.parametrize("n", [7, pytest.param(1, marks=pytest.mark.slow), pytest.param(40, marks=pytest.mark.slow)])
 def test_in_the_interpreter(family: str, n: int) -> None:

@@ -53,7 +53,12 @@ def _native(a: Any) -> tuple[str, Callable[[], Curve] | None]:
         return "none", None
     if a == 0.5:
         return "entmax15", lambda: Curve(a * 2**a)
-    return "entmax", functools.cache(lambda: fit(a, a * 2**a, lambda rise: _log_tail(rise, a)))
+    return "entmax", functools.partial(_table, a)
+
+
+@functools.cache
+def _table(a: float) -> Curve:
+    return fit(a, a * 2**a, lambda rise: _log_tail(rise, a))
 
 
 def _log_tail(rise: Tensor, a: float) -> Tensor:
