@@ -41,8 +41,7 @@ def magnitude_topk(x: Tensor, k: Number, tau: Number = 1.0, *, p: float = 4 / 3,
 
 
 def _magnitude_of(x: Tensor, k: Number, tau: Number, *, p: float) -> Tensor:
-    m = 1 / (check_p(p) - 1)
-    m = round(m) if math.isclose(m, round(m)) else m  # a whole power costs a tenth of another
+    m = _power(1 / (check_p(p) - 1))
     k, tau = column(k, x), column(tau, x)
     native = None if in_forward_mode() else kernels.pick("magnitude", x, k, tau)
     found = None if native is None else native(x.detach(), k, tau, m)
@@ -55,6 +54,14 @@ def _magnitude_of(x: Tensor, k: Number, tau: Number, *, p: float) -> Tensor:
     size = x.detach().abs()
     at = size.topk(int((size > t).sum(-1).amax())).indices if x.numel() else size.topk(0).indices
     return torch.zeros_like(x).scatter(-1, at, _shrunk(x.gather(-1, at), k, tau, m, t)[0])
+
+
+def _power(m: float) -> float:
+    """A whole number where ``m`` is one to rounding: a whole power costs a tenth of another. A constant, where compilers trace ``p``."""
+    for whole in range(1, 17):
+        if abs(m - whole) <= 1e-9 * m:
+            return whole
+    return m
 
 
 def _searched(x: Tensor, k: Number, tau: Number, m: float) -> Tensor:
