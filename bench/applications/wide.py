@@ -32,7 +32,7 @@ def table(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _learned(k: int, seed: int) -> Any:
-    """A linear judge: its settings were compared at k = 10 on all three tables, tissue_gene_expression most, on folds that the table does not have."""
+    """A linear judge: its settings were compared at k = 10 on all three tables, on folds that these do not have."""
     from khot.sklearn import TopKSelector
 
     return TopKSelector(k, steps=300, hidden=0, rate=1e-2, random_state=seed)
