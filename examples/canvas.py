@@ -25,11 +25,11 @@ import khot
 from khot.train.records import append, circumstances, read
 from khot.train.sources import Memory, load
 
-GRID, PATCH = 7, 16
-SIZE = GRID * PATCH
+GRID, PATCH, SIZE = 7, 16, 112  # patches in a row, pixels of a patch, pixels of a canvas
 METHODS = ("relaxed", "perturbed", "straight", "sample", "gumbel", "hard", "random")
 MATRICES = {"relaxed": "softsort", "perturbed": "perturbed"}  # perturbed: the method of the paper
 HELD_OUT = 5000  # training digits of the canvases that settings are chosen on
+FOUND_BY = ("part", "k", "steps", "batch", "test", "lr", "tau")  # with method and seed: what makes two runs the same
 
 
 def make_canvases(source: Memory, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -116,8 +116,7 @@ def train(method: str, seed: int, digits: tuple[Memory, Memory], options: argpar
     canvases, labels = test_canvases(digits[1], options)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, options.lr, options.steps)
-    curve: list[tuple[int, float]] = []
-    start = time.process_time()
+    curve, start = [], time.process_time()
     for step in range(1, options.steps + 1):
         model.train().tau = options.tau[0] * (options.tau[1] / options.tau[0]) ** (step / options.steps)
         images, wanted = make_canvases(digits[0], options.batch, generator)
@@ -129,8 +128,7 @@ def train(method: str, seed: int, digits: tuple[Memory, Memory], options: argpar
         schedule.step()
         if step % options.every == 0 or step == options.steps:
             curve.append((step, accuracy(model, canvases, labels)))
-    first = next((step for step, value in curve if value >= 90), None)
-    minutes = round((time.process_time() - start) / 60, 2)
+    first, minutes = next((step for step, value in curve if value >= 90), None), round((time.process_time() - start) / 60, 2)
     return model, {"top1": curve[-1][1], "steps_to_90": first, "cpu_minutes": minutes, "curve": curve, **circumstances()}
 
 
@@ -147,11 +145,9 @@ def accuracy(model: Searcher, canvases: Tensor, labels: Tensor) -> float:
 
 def draw(model: Searcher, canvases: Tensor, out: Path) -> None:
     """The canvases with frames around the chosen patches."""
-    import matplotlib
-
-    matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
+    plt.switch_backend("agg")
     figure, axes = plt.subplots(2, len(canvases) // 2, figsize=(2.2 * len(canvases) // 2, 4.6))
     chosen = model.eval().scores(canvases).topk(model.k).indices
     for axis, canvas, patches in zip(axes.flat, canvases[:, 0], chosen, strict=True):
@@ -164,23 +160,10 @@ def draw(model: Searcher, canvases: Tensor, out: Path) -> None:
     figure.savefig(out, dpi=120)
 
 
-def settings(method: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """What a record is found by."""
-    return {"method": method, "seed": seed} | {
-        name: getattr(options, name) for name in ("part", "k", "steps", "batch", "test", "lr", "tau")
-    }
-
-
-def find(path: Path | None, wanted: dict[str, Any]) -> dict[str, Any] | None:
-    """The record of a run that was made before."""
-    if path is None or not path.exists():
-        return None
-    return next((record for record in read([path]) if wanted.items() <= record.items()), None)
-
-
 def run(method: str, seed: int, digits: tuple[Memory, Memory], options: argparse.Namespace) -> dict[str, Any]:
-    wanted = settings(method, seed, options)
-    record = find(options.records, wanted)
+    wanted = {"method": method, "seed": seed, **{name: getattr(options, name) for name in FOUND_BY}}
+    done = read([options.records]) if options.records is not None and options.records.exists() else []
+    record = next((record for record in done if wanted.items() <= record.items()), None)
     if record is None:
         model, found = train(method, seed, digits, options)
         record = wanted | found

@@ -119,11 +119,9 @@ def difference(one: dict[str, Any], other: dict[str, Any]) -> str:
 
 def plot(rows: list[dict[str, Any]], out: Path) -> None:
     """Accuracy against images per second, one line per choice."""
-    import matplotlib
-
-    matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
+    plt.switch_backend("agg")
     figure, axis = plt.subplots(figsize=(7.5, 4.6))
     for name, is_tuned in dict.fromkeys((row["choice"], row["tuned"]) for row in rows[1:]):
         line = [row for row in rows[1:] if (row["choice"], row["tuned"]) == (name, is_tuned)]
@@ -140,11 +138,9 @@ def plot(rows: list[dict[str, Any]], out: Path) -> None:
 
 def draw(weights: Path, data_dir: Path | None, at: list[int], keep: float, out: Path, count: int = 6) -> None:
     """Test images with the dropped patches faded, block by block."""
-    import matplotlib
-
-    matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
+    plt.switch_backend("agg")
     model, config = open_model(weights)
     _, test = load(config.data, data_dir or config.data_dir, size=image_size(config))
     khot.reduce_tokens(model, keep, at=at)

@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.nn.functional import logsigmoid
 from torch.utils.checkpoint import checkpoint
 
 from khot._settle import Among
-from khot._tensors import Number, column, deeper, readable
+from khot._tensors import Number, column, deeper, is_bare
 from khot.primitives.limits import check_size
 from khot.registry import relaxation
 
@@ -36,7 +37,8 @@ def soft_count(scores: Tensor, tau: Number, h: str, among: Among | None = None) 
     check_size("counting", *scores.shape, scores.shape[-1], what="table of pairs", fix="use softrank, which costs O(n log n)")
     counted = None if among is None else among.items
     # Sizes are compared only where they are numbers: while a graph is traced the comparison would become a guard.
-    step = max(1, _PIECE // max(1, scores.numel())) if readable(scores) else scores.shape[-1]
+    traced = is_compiling() or torch.jit.is_tracing() or not is_bare(scores)
+    step = scores.shape[-1] if traced else max(1, _PIECE // max(1, scores.numel()))
     if step >= scores.shape[-1]:
         return 0.5 + _above(scores, scores, counted, tau, h)
     parts = [checkpoint(_above, part, scores, counted, tau, h, use_reentrant=False) for part in scores.split(step, -1)]
