@@ -12,6 +12,7 @@ for name in ("ignite", "safetensors"):
 
 from bench.__main__ import main as bench  # noqa: E402
 from bench.vision import minilm, overhead, throughput  # noqa: E402
+from bench.vision.page import relaxations  # noqa: E402
 from khot.train import records  # noqa: E402
 from tests.slow_vision import with_torchvision  # noqa: E402
 from tests.test_results import record as run_record  # noqa: E402
@@ -96,6 +97,15 @@ def test_the_page_has_the_tables_of_the_records_between_its_marks(tmp_path: Path
     assert "| relaxed | 10 | 91.0 ± 1.4 | 2 | 5, 5 | 0.5 |" in text
     assert "| Fashion-MNIST | TopKDynamicModel | ViT | 0 | -1.00 |" in text and "| MLP-mixer | Fashion-MNIST | not run |" in text
     assert "| cls attention | none | 2.00 ± 2.74 |" in text
+
+
+def test_the_relaxations_are_told_apart_and_the_dearest_comes_last() -> None:
+    rows = []
+    for method, seed, right, minutes in (("sinkhorn", 0, 80, 4.0), ("softsort", 0, 81, 1.0), ("softsort", 1, 83, 2.0)):
+        row = run_record("topk_dynamic", "fashion_mnist", seed, right)
+        rows.append(row | {"cpu_minutes": minutes, "off_diagonal": [0.25], "config": row["config"] | {"model_options": {"method": method}}})
+    (table,) = relaxations(rows)
+    assert table.rows == [["softsort", "82.00 ± 1.41", 2, "1.5", "0.25"], ["sinkhorn", "80.00", 1, "4.0", "0.25"]]
 
 
 def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,6 +54,22 @@ def runs(rows: list[Row]) -> list[Table]:
     return [Table("Every planned row", head, body), *pairs(rows)]
 
 
+def relaxations(rows: list[Row]) -> list[Table]:
+    """One network and one budget, another selection matrix in each row; dearest last."""
+    lines = []
+    for method in dict.fromkeys(row["config"]["model_options"]["method"] for row in rows):
+        some = [row for row in rows if row["config"]["model_options"]["method"] == method]
+        shares = [statistics.mean(column) for column in zip(*(row["off_diagonal"] for row in some), strict=True)]
+        minutes = statistics.mean(row["cpu_minutes"] for row in some)
+        lines.append(
+            [method, mean([row["top1"] for row in some], 2), len(some), f"{minutes:.1f}", " ".join(f"{share:.2f}" for share in shares)]
+        )
+    first = rows[0]
+    title = f"{results.TITLES[first['model']]}, {results.DATA[first['data']]}, {first['config']['epochs']} epochs"
+    head = ["method", "top-1, %", "seeds", "CPU-min", "off-diagonal share by block"]
+    return [Table(title, head, sorted(lines, key=lambda line: float(line[3])))]
+
+
 RIVALS = (("topk_dynamic", "vit"), ("topk_attention", "topk_attention_none"), ("topk_attention_attend", "topk_attention"), ("mixer", "vit"))
 
 
@@ -85,8 +101,8 @@ def canvas(rows: list[Row]) -> list[Table]:
     return [Table(title, ["selection", "steps", "top-1, %", "seeds", "steps to 90 %, by seed", "CPU-min"], lines)]
 
 
-def mean(values: list[float]) -> str:
-    return f"{statistics.mean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
+def mean(values: list[float], digits: int = 1) -> str:
+    return f"{statistics.mean(values):.{digits}f}" + (f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else "")
 
 
 def reduction(rows: list[Row]) -> list[Table]:
@@ -110,7 +126,7 @@ def _lost(whole: Row, row: Row | None) -> str:
 
 PARTS: dict[str, tuple[tuple[str, ...], Callable[[list[Row]], Iterable[Table]]]] = {
     "runs": (("fashion_mnist", "cifar10"), runs),
-    "relaxations": (("relaxations",), runs),
+    "relaxations": (("relaxations",), relaxations),
     "throughput": (("throughput",), throughput.tables),
     "overhead": (("overhead",), overhead.tables),
     "minilm": (("minilm",), minilm.tables),
