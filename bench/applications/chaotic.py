@@ -111,7 +111,7 @@ def main(given: argparse.Namespace) -> int:
         {"flow": system, "noise": noise, "row": row, "seed": seed}
         for seed in seeds for system in systems for noise in NOISES for row in rows
     ]  # fmt: skip
-    print_tables([table([row for row in run("chaotic", given, cells, _cell) if row["seed"] in seeds])])
+    print_tables(tables([row for row in run("chaotic", given, cells, _cell) if row["seed"] in seeds]))
     return 0
 
 
@@ -119,8 +119,12 @@ def _cell(flow: str, noise: float, row: str, seed: int) -> dict[str, Any]:
     return measure(row, samples(flow, noise, seed), GRID)
 
 
-def table(rows: list[dict[str, Any]]) -> Table:
+def tables(rows: list[dict[str, Any]]) -> list[Table]:
     """Systems that are exactly right, and the mean support accuracy, over those that every row has finished."""
+    return [_table(rows)] if rows else []
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
     kinds, noises, systems = (list(dict.fromkeys(row[key] for row in rows)) for key in ("row", "noise", "flow"))
     whole = [name for name in systems if sum(row["flow"] == name for row in rows) >= len(kinds) * len(noises)]
     rows = [row for row in rows if row["flow"] in whole]

@@ -1,4 +1,4 @@
-"""Write the tables of docs/applications.md anew from the records, each between its two marks."""
+"""Write the tables of the pages on applications anew from the records, each between its two marks."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Any
 
 from bench.common import RESULTS, load
 
-PAGE = Path(__file__).parents[2] / "docs" / "applications.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = ("applications.md", "dynamics.md", "dictionaries.md", "neighbours.md", "beams.md")
 MARKS = re.compile(r"<!-- measured (\w+) -->\n.*?<!-- measured end -->", re.DOTALL)
 
 
 def main(argv: list[str]) -> int:
     options = argparse.ArgumentParser(prog="python -m bench applications page", description=__doc__)
-    options.add_argument("--out", type=Path, default=PAGE)
-    given = options.parse_args(argv)
-    given.out.write_text(MARKS.sub(lambda found: section(found[1]), given.out.read_text()))
+    options.add_argument("--out", type=Path, nargs="+", default=[DOCS / name for name in PAGES], help="the pages, default all of them")
+    for page in options.parse_args(argv).out:
+        page.write_text(MARKS.sub(lambda found: section(found[1]), page.read_text()))
     return 0
 
 

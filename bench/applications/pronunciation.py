@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import khot
 from bench.applications.cells import options, pivot, run
-from bench.common import chosen, print_tables
+from bench.common import Table, chosen, print_tables
 
 LETTERS, BEAMS, MOST = "abcdefghijklmnopqrstuvwxyz'", 4, 20
 PAD = END = 0
@@ -175,9 +175,17 @@ def main(argv: list[str]) -> int:
     rows = chosen(given.rows, ROWS)
     cells = [{"row": row, "seed": seed, "part": part} for seed in range(given.seeds or (1 if given.quick else 3)) for row in rows]
     found = run("pronunciation", given, cells, functools.partial(_cell, sizes=QUICK if given.quick else Sizes()))
-    flat = [{**row, "beams": beams, "error": 100 * row[f"error_{beams}"]} for row in found if row["part"] == part for beams in (1, BEAMS)]
-    print_tables([pivot(f"CMU dictionary, per cent of {part} words that are wrong", flat, "row", "beams", "error", digits=2)])
+    print_tables(tables([row for row in found if row["part"] == part]))
     return 0
+
+
+def tables(rows: list[dict[str, Any]]) -> list[Table]:
+    made = []
+    for part in dict.fromkeys(row["part"] for row in rows):
+        mine = [row for row in rows if row["part"] == part]
+        flat = [{**row, "beams": beams, "error": 100 * row[f"error_{beams}"]} for row in mine for beams in (1, BEAMS)]
+        made.append(pivot(f"CMU dictionary, per cent of {part} words that are wrong", flat, "row", "beams", "error", digits=2))
+    return made
 
 
 def _cell(row: str, seed: int, part: str, sizes: Sizes) -> dict[str, Any]:
