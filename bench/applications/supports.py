@@ -57,8 +57,10 @@ def exchanges_all(data: Samples, grid: Grid) -> np.ndarray:
     """The number of columns by the protocol, then the columns themselves from both parts."""
     terms = np.count_nonzero(exchanges(data, grid), axis=1)
     both = np.concatenate([data.library, data.held_library]), np.concatenate([data.slope, data.held_slope])
-    path = _path(grid.sizes, *both)
-    return path[[list(grid.sizes).index(size) for size in terms], np.arange(len(terms))]
+    coef = np.zeros(data.truth.shape)
+    for size in np.unique(terms):
+        coef[terms == size] = _path(range(size, size + 1), both[0], both[1][:, terms == size])[0]
+    return coef
 
 
 def _path(sizes: range, library: np.ndarray, slope: np.ndarray, alpha: float | tuple[float, ...] = 0.0) -> np.ndarray:
