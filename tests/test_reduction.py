@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import khot
 from khot.models import ViT, count_macs, create_model, reduced
@@ -91,13 +92,39 @@ def test_attention_stays_fused_and_no_square_softmax_is_made(monkeypatch: pytest
         return fused(*args, **kwargs)
 
     def watch(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        rows.append(self.shape[-2])
+        rows.append(self.numel() // self.shape[-1])
         return softmax(self, *args, **kwargs)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", count)
     monkeypatch.setattr(Tensor, "softmax", watch)
     khot.reduce_tokens(vit(), 0.5, at=(0, 2))(images())
-    assert calls == [4] and rows == [1, 1]
+    assert calls == [4] and rows == [8, 8]  # one row per image and head
+
+
+class Operations(TorchDispatchMode):
+    """How many operators were called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_one_image_alone_is_that_image_and_costs_few_operations() -> None:
+    model, x = vit(), images(3)
+    with torch.no_grad():
+        with Operations() as before:
+            model(x[:1])
+        together = khot.reduce_tokens(model, 0.5, at=(0, 2))(x)
+        kept = {block: rows[:1] for block, rows in model.kept_tokens.items()}
+        with Operations() as after:
+            alone = model(x[:1])
+    torch.testing.assert_close(alone, together[:1], rtol=1e-5, atol=1e-6)
+    assert all(torch.equal(rows, kept[block]) for block, rows in model.kept_tokens.items())
+    assert after.count - before.count <= 2 * 18  # a block of its own makes 27; where a batch is one image, each costs what it costs
 
 
 def test_autocast_and_checkpointing() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -92,45 +92,65 @@ def projections(attention: nn.Module) -> tuple[nn.Module, nn.Module]:
     raise ValueError(f"{type(attention).__name__} has no qkv, q_proj or query")
 
 
-def attention_row(attention: nn.Module, queries: Tensor, keys: Tensor, which: str, mask: Tensor | None) -> Tensor:
+def head_weights(attention: nn.Module) -> Tensor:
+    """``(H, H * Dh)``: row h has 1 / sqrt(Dh) at the entries of head h and 0 elsewhere. One product with it parts a query by heads."""
+    inner: Any = getattr(attention, "self", attention)
+    heads = getattr(inner, "num_heads", None) or inner.num_attention_heads
+    query, key = projections(attention)
+    width = cast(nn.Linear, query).out_features // (3 if query is key else 1)
+    like = cast(nn.Linear, query).weight
+    return torch.eye(heads, dtype=like.dtype, device=like.device).repeat_interleave(width // heads, 1) * (width // heads) ** -0.5
+
+
+def attention_row(
+    attention: nn.Module, heads: Tensor, queries: Tensor, keys: Tensor, which: str, mask: Tensor | None, *, normed: bool = True
+) -> Tensor:
     r"""Attention that one query pays to every token, mean over heads: ``(B, P + N)`` in O(N), whatever kernel attention itself uses.
 
+    Every operation counts where a batch is one image: heads are parted by a product with ``heads`` instead of views.
+
     Args:
-        attention: whose heads, norms and scale are used.
+        attention: whose norms are used.
+        heads: of :func:`head_weights`.
         queries, keys: outputs of the projections, ``(B, T, H * Dh)``, or both the output of a fused one, ``(B, T, 3 * H * Dh)``.
         which: ``"cls"`` for the query of the first token, ``"received"`` for the mean of all queries but those of padding.
         mask: as attention takes it, boolean or to be added, ``(B or 1, 1, T or 1, T)``.
+        normed: whether queries and keys are normed before they meet, see :func:`has_norms`.
     """
-    inner: Any = getattr(attention, "self", attention)
-    heads = getattr(inner, "num_heads", None) or inner.num_attention_heads
-    batch, tokens, _ = keys.shape
+    count, width = heads.shape
     if queries is keys:
-        fused = queries.view(batch, tokens, 3, heads, -1)
-        queries, keys = fused[:, :, 0], fused[:, :, 1]
-    else:
-        queries, keys = queries.view(batch, tokens, heads, -1), keys.view(batch, tokens, heads, -1)
-    query = _normed(inner, "q_norm", queries[:, :1] if which == "cls" else queries)  # (B, 1 or T, H, Dh)
-    query = query if which == "cls" else _mean_query(query, padding(mask, 0))
-    keys = _normed(inner, "k_norm", keys)
-    logits = query.transpose(1, 2) @ keys.permute(0, 2, 3, 1) * keys.shape[-1] ** -0.5  # (B, H, 1, T)
+        keys = queries[:, :, width : 2 * width]
+        queries = queries[:, 0, :width] if which == "cls" else queries[:, :, :width]  # (B, H * Dh) or (B, T, H * Dh)
+    elif which == "cls":
+        queries = queries[:, 0]
+    if normed:
+        queries, keys = _normed(attention, "q_norm", queries, count), _normed(attention, "k_norm", keys, count)
+    query = queries if which == "cls" else _mean_query(queries, padding(mask, 0))  # (B, H * Dh)
+    logits = torch.bmm(query.unsqueeze(1) * heads, keys.mT)  # (B, H, T)
     if mask is not None:
-        row = mask[:, :, :1] if which == "cls" else mask[:, :, -1:]
+        row = mask[:, 0, :1] if which == "cls" else mask[:, 0, -1:]
         logits = logits.masked_fill(~row, -torch.inf) if row.dtype == torch.bool else logits + row
-    return logits.softmax(-1, dtype=torch.float32).mean(1).squeeze(1)
+    return logits.softmax(-1, dtype=torch.float32).mean(1)
 
 
-def _normed(attention: nn.Module, name: str, x: Tensor) -> Tensor:
-    """``x`` through the norm of queries or keys where there is one; it works on the last dimension."""
-    norm = getattr(attention, name, None)
-    return x if norm is None else norm(x)
+def has_norms(attention: nn.Module) -> bool:
+    """Whether queries or keys pass through a norm of their own."""
+    norms = [getattr(getattr(attention, "self", attention), name, None) for name in ("q_norm", "k_norm")]
+    return not all(norm is None or isinstance(norm, nn.Identity) for norm in norms)
+
+
+def _normed(attention: nn.Module, name: str, x: Tensor, heads: int) -> Tensor:
+    """``x`` through the norm of queries or keys, which works on each head."""
+    norm = getattr(getattr(attention, "self", attention), name, None)
+    return x if norm is None else norm(x.unflatten(-1, (heads, -1))).flatten(-2)
 
 
 def _mean_query(queries: Tensor, padded: Tensor | None) -> Tensor:
-    """``(B, T, H, Dh) -> (B, 1, H, Dh)``, over the tokens that are no padding."""
+    """``(B, T, H * Dh) -> (B, H * Dh)``, over the tokens that are no padding."""
     if padded is None:
-        return queries.mean(1, keepdim=True)
+        return queries.mean(1)
     weights = (~padded).to(queries.dtype)
-    return ((weights / weights.sum(1, keepdim=True))[:, :, None, None] * queries).sum(1, keepdim=True)
+    return torch.bmm((weights / weights.sum(1, keepdim=True)).unsqueeze(1), queries).squeeze(1)
 
 
 def padding(mask: Tensor | None, prefix: int) -> Tensor | None:

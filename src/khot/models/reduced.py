@@ -71,6 +71,7 @@ class Stage:
         self.plan, self.kind, self.block, self.stage = plan, kind, block, stage  # stage 0: no reduction here
         self.after = after  # how many stages come before this block
         self.captures: list[Capture] | None = None  # one for a fused projection, two for queries and keys
+        self.normed = False  # whether queries and keys have norms of their own
         self.handles: list[Any] = []
 
 
@@ -138,13 +139,14 @@ def _forward(block: Any, stage: Stage, x: Tensor, mask: Tensor | None, args: Any
 
 def _reduce(block: Any, stage: Stage, y: Tensor, mask: Tensor | None) -> Tensor:
     plan, chooser = stage.plan, block.token_topk
-    candidates = y.shape[1] - plan.num_prefix
     row = None
     if stage.captures is not None:
         outputs = [capture.take() for capture in stage.captures]
-        row = attention_row(getattr(block, stage.kind.attention), outputs[0], outputs[-1], chooser.score, mask)[:, plan.num_prefix :]
+        attention = getattr(block, stage.kind.attention)
+        row = attention_row(attention, chooser.heads, outputs[0], outputs[-1], chooser.score, mask, normed=stage.normed)
+        row = row[:, plan.num_prefix :]
     count = plan.count(stage.stage)
-    if count >= candidates:
+    if count >= y.shape[1] - plan.num_prefix:
         plan.chosen[stage.stage] = None
         return y
     reduced = chooser(y, count, row, padding(mask, plan.num_prefix))
@@ -161,6 +163,8 @@ def _through(block: Any, names: Sequence[str], x: Tensor) -> Tensor:
 
 def _reduced_mask(stage: Stage, args: Any, kwargs: Any) -> tuple[Any, Any, Tensor | None]:
     """The arguments with the attention mask of the tokens at hand, and that mask."""
+    if not (args or kwargs):
+        return args, kwargs, None
     mask = kwargs.get("attention_mask", kwargs.get("attn_mask", args[0] if args else None))
     kept = None if mask is None else stage.plan.kept(stage.after)
     if mask is None or kept is None:

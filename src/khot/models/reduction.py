@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from torch import nn
 
-from khot.models.encoders import Kind, count_prefix, find_blocks, projections
+from khot.models.encoders import Kind, count_prefix, find_blocks, has_norms, head_weights, projections
 from khot.models.reduced import Capture, Plan, ReducedBlock, ReducedModel, Stage, check_keep, original, patched
 from khot.nn.token_topk import Gradient, Score, TokenTopK
 
@@ -118,7 +118,10 @@ def _patch_block(block: Any, stage: Stage, make: Any) -> None:
         like = next(block.parameters())
         block.token_topk = make().to(device=like.device, dtype=like.dtype).train(block.training)
         if block.token_topk.needs_attention:
-            sources = dict.fromkeys(projections(getattr(block, stage.kind.attention)))  # once each, in order
+            attention = getattr(block, stage.kind.attention)
+            block.token_topk.register_buffer("heads", head_weights(attention), persistent=False)
+            stage.normed = has_norms(attention)
+            sources = dict.fromkeys(projections(attention))  # once each, in order
             stage.captures = [Capture(stage.plan) for _ in sources]
             stage.handles = [each.register_forward_hook(hook) for each, hook in zip(sources, stage.captures, strict=True)]
     block.khot_stage = stage

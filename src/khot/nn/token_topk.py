@@ -105,7 +105,7 @@ class TokenTopK(nn.Module):
             if attention is None or attention.shape != rest.shape[:2]:
                 came = "none" if attention is None else tuple(attention.shape)
                 raise ValueError(f"score={self.score!r} needs attention of shape {tuple(rest.shape[:2])}, got {came}")
-            return attention.detach()
+            return attention.detach() if attention.requires_grad else attention
         if self.score == "random":
             return torch.rand(rest.shape[:2], dtype=torch.float32, device=rest.device)
         return self.score(rest) if callable(self.score) else self._learned(rest)
@@ -116,7 +116,9 @@ class TokenTopK(nn.Module):
 
     def _order(self, scores: Tensor, k: int) -> Tensor:
         """What the largest k are taken of: the scores, or a 0/1 mask with a gradient."""
-        if not (self.training and scores.requires_grad):
+        if not scores.requires_grad:
+            return scores
+        if not self.training:
             return scores.detach()
         if self.gradient == "straight":
             return soft_topk(scores, k, self.tau, hard=True)
@@ -140,6 +142,8 @@ def _take(rest: Tensor, order: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if order.requires_grad:
         return gather_topk(rest, order, k)
     indices = order.topk(k).indices
+    if rest.shape[0] == 1:  # whole rows, without a place for every number of them
+        return rest[0].index_select(0, indices[0]).unsqueeze(0), indices
     return rest.gather(1, indices.unsqueeze(-1).expand(-1, -1, rest.shape[-1])), indices
 
 
