@@ -1,5 +1,6 @@
 """Equations of motion: libraries, the start by least squares, training through rollouts."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -8,11 +9,17 @@ from torch import Tensor
 
 import khot
 from khot.nn import FourierLibrary, FunctionLibrary, PolynomialLibrary, SINDy
+from khot.nn._exchange import promising
 from khot.nn._trajectories import runge_kutta
 
 
 def van_der_pol(x: Tensor) -> Tensor:
     return torch.stack([x[..., 1], (1 - x[..., 0] ** 2) * x[..., 1] - x[..., 0]], -1)
+
+
+def lotka_volterra(x: Tensor) -> Tensor:
+    both = x[..., 0] * x[..., 1]
+    return torch.stack([x[..., 0] - both, both - x[..., 1]], -1)
 
 
 def sampled(field: Any, start: list[float], times: Tensor) -> Tensor:
@@ -56,6 +63,39 @@ def test_a_rollout_finds_the_terms_where_differences_do_not() -> None:
     learned = SINDy(PolynomialLibrary(2, 3), dim=2, k=[1, 3]).fit(xs, ts, steps=120, substeps=3)
     assert not right(plain, truth) and right(learned, truth)
     torch.testing.assert_close(learned.coef[learned.mask.bool()].detach(), torch.tensor([1.0, -1, 1, -1]).double(), atol=0.02, rtol=0)
+
+
+def test_the_promised_exchange_of_a_linear_loss_is_the_best_of_all() -> None:
+    generator = torch.Generator().manual_seed(0)
+    design, target = (torch.randn(30, *shape, generator=generator, dtype=torch.float64) for shape in ((2, 5), ()))
+    chosen = torch.tensor([[1, 0, 1, 0, 0], [0, 0, 0, 1, 0]], dtype=torch.bool)
+
+    def residual(weight: Tensor) -> Tensor:
+        return (design * weight).sum((1, 2)) - target
+
+    def least(keep: Tensor) -> float:
+        columns = design.flatten(1)[:, keep.flatten()]
+        return float((columns @ torch.linalg.lstsq(columns, target.unsqueeze(1)).solution - target.unsqueeze(1)).square().sum())
+
+    neighbours = []
+    for row, out, into in itertools.product(range(2), range(5), range(5)):
+        if chosen[row, out] and not chosen[row, into]:
+            other = chosen.clone()
+            other[row, out], other[row, into] = False, True
+            neighbours.append(least(other))
+    found = promising(residual, torch.zeros(2, 5, dtype=torch.float64), chosen, 3)
+    assert [one.promised for one in found] == pytest.approx(sorted(neighbours)[:3])
+    for one in found:
+        assert float(residual(one.weight).square().sum()) == pytest.approx(one.promised)
+        assert (one.weight != 0).sum(1).tolist() == [2, 1]
+    assert promising(residual, torch.zeros(2, 5, dtype=torch.float64), torch.ones(2, 5, dtype=torch.bool), 3) == []
+
+
+def test_a_rollout_exchanges_terms_that_were_chosen_wrongly() -> None:
+    ts = [irregular(seed, 25, gap=1.0) for seed in range(2)]
+    xs = [sampled(lotka_volterra, [1.0 + 0.5 * seed, 1.5], t) for seed, t in enumerate(ts)]
+    model = SINDy(PolynomialLibrary(2, 2), dim=2, k=2).fit(xs, ts, steps=1, substeps=3)  # one step chooses next to nothing
+    assert right(model, [{"x", "x y"}, {"y", "x y"}])
 
 
 def test_the_implicit_loss_and_a_learned_k_have_gradients() -> None:

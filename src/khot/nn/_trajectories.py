@@ -68,8 +68,8 @@ def runge_kutta(field: Field, x: Tensor, step: Tensor, substeps: int) -> Tensor:
     return x
 
 
-def rollout_error(field: Field, data: Pieces, substeps: int, bound: Tensor) -> Tensor:
-    """Squared distance of the integrated states from the samples, ``(N, H, d)``.
+def rollout_residual(field: Field, data: Pieces, substeps: int, bound: Tensor) -> Tensor:
+    """The integrated states without the samples, ``(N, H, d)``.
 
     States are held within ``bound`` of 0: a wrong model may leave any range, and its error must stay a number.
     """
@@ -80,16 +80,16 @@ def rollout_error(field: Field, data: Pieces, substeps: int, bound: Tensor) -> T
     x, found = data.start, []
     for place in range(data.steps.shape[1]):
         x = runge_kutta(held, x, data.steps[:, place : place + 1], substeps).clamp(-bound, bound)
-        found.append((x - data.later[:, place]).square() * data.there[:, place : place + 1])
+        found.append((x - data.later[:, place]) * data.there[:, place : place + 1])
     return torch.stack(found, 1)
 
 
-def implicit_error(field: Field, data: Pieces) -> Tensor:
-    """Residuals of Hermite-Simpson collocation over each interval, squared, ``(N, 1, d)``: nothing is integrated.
+def implicit_residual(field: Field, data: Pieces) -> Tensor:
+    """Residuals of Hermite-Simpson collocation over each interval, ``(N, 1, d)``: nothing is integrated.
 
     The midpoint is that of the cubic through both samples with the model's slopes; the increment is Simpson's rule.
     """
     left, right, h = data.start, data.later[:, 0], data.steps[:, :1]
     a, c = field(left), field(right)
     b = field((left + right) / 2 + h / 8 * (a - c))
-    return (right - left - h / 6 * (a + 4 * b + c)).square().unsqueeze(1)
+    return (right - left - h / 6 * (a + 4 * b + c)).unsqueeze(1)

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from khot.hard import topk_mask
-from khot.nn._trajectories import Pieces, check_trajectories, implicit_error, pieces, rollout_error, runge_kutta, slopes
+from khot.nn._exchange import promising
+from khot.nn._trajectories import Field, Pieces, check_trajectories, implicit_residual, pieces, rollout_residual, runge_kutta, slopes
 from khot.nn.annealing import Annealed, Method, Range, check_method, cubic
 from khot.nn.libraries import Library
 from khot.soft import soft_topk
 
+TRIED, ROUNDS = 3, 20  # exchanges of terms that are tried in a round, and the most rounds
 SPACE = 3.0  # a rollout is held within so many times the largest value of the samples
 
 
@@ -22,7 +24,7 @@ class SINDy(Annealed):
     The mask :math:`m` is a soft top-k of the coefficients' sizes, in units of what each term contributes. While ``progress`` is below
     ``until`` it is relaxed, begins with all terms and loses one after the other while its temperature falls; from there on, and in
     evaluation, it is hard: exactly ``k`` terms in each equation. A loss on integrated trajectories chooses the terms by its gradient, where
-    samples are too far apart for derivatives.
+    samples are too far apart for derivatives; :meth:`fit` then exchanges terms as long as that loss falls.
 
     Args:
         library: candidate terms, e.g. :class:`khot.nn.PolynomialLibrary`.
@@ -156,13 +158,16 @@ class SINDy(Annealed):
         self.weight.copy_(_least_squares(terms, slope, self.unit, chosen if hard else None))
 
     def _train(self, data: Pieces, steps: int, loss: str, substeps: int, rate: float) -> None:
-        """All terms by a quasi-Newton method, Adam while the choice is made, then the chosen terms by the same method."""
+        """All terms by a quasi-Newton method, Adam while the choice is made, then the chosen terms by the same method, and exchanges."""
         spread = torch.cat([data.start, data.later.flatten(0, 1)]).std(0).clamp(min=1e-12)
         bound = SPACE * data.later.abs().amax((0, 1)).clamp(min=1e-12)
 
+        def away(field: Field) -> Tensor:
+            found = rollout_residual(field, data, substeps, bound) if loss == "rollout" else implicit_residual(field, data)
+            return found / spread / data.there.sum().sqrt()
+
         def total() -> Tensor:
-            error = rollout_error(self, data, substeps, bound) if loss == "rollout" else implicit_error(self, data)
-            return (error / spread.square()).sum() / data.there.sum()
+            return away(self).square().sum()
 
         self.train()
         self.anneal(0.0)
@@ -176,8 +181,32 @@ class SINDy(Annealed):
             choose.step()
         self.anneal(1.0)
         self._descend(total, 40)  # the chosen ones
+        self._exchange(away, total)
         if not bool(self.weight.isfinite().all()):
             raise FloatingPointError("the training left the finite numbers; take a smaller rate, more substeps or a smaller library")
+
+    def _exchange(self, away: Callable[[Field], Tensor], total: Callable[[], Tensor]) -> None:
+        """Terms for other terms, as long as the loss falls: of those that its linearisation promises most of, the first that keeps it."""
+
+        def residual(weight: Tensor) -> Tensor:
+            return away(lambda x: self.library(x) @ (weight * self.unit).to(x.dtype).mT).flatten()
+
+        for _ in range(ROUNDS):
+            chosen, before, loss = self.mask.bool(), self.weight.detach().clone(), float(total().detach())
+            if not loss < torch.inf:
+                return
+            for exchange in promising(residual, before * chosen, chosen, TRIED):
+                self._put(exchange.weight)
+                self._descend(total, 20)
+                if float(total().detach()) < (1 - 1e-6) * loss:
+                    break
+                self._put(before)
+            else:
+                return
+
+    @torch.no_grad()
+    def _put(self, weight: Tensor) -> None:
+        self.weight.copy_(weight)
 
     def _descend(self, total: Callable[[], Tensor], iterations: int) -> None:
         """A quasi-Newton method on the coefficients with the mask as it is."""
