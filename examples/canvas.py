@@ -28,29 +28,22 @@ from khot.train.sources import Memory, load
 GRID, PATCH, SIZE = 7, 16, 112  # patches in a row, pixels of a patch, pixels of a canvas
 METHODS = ("relaxed", "perturbed", "straight", "sample", "gumbel", "hard", "random")
 MATRICES = {"relaxed": "softsort", "perturbed": "perturbed"}  # perturbed: the method of the paper
+SAMPLES = 4  # sets of patches that are drawn for one canvas
 HELD_OUT = 5000  # training digits of the canvases that settings are chosen on
 FOUND_BY = ("part", "k", "steps", "batch", "test", "lr", "tau")  # with method and seed: what makes two runs the same
 
 
-def make_canvases(source: Memory, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """``n`` canvases ``(n, 1, 112, 112)`` and the class of the digit on each; the digit covers 2 x 2 patches."""
+def make_canvases(source: Memory, n: int, generator: torch.Generator, pieces: int = 12, side: int = 8) -> tuple[Tensor, Tensor]:
+    """``n`` canvases ``(n, 1, 112, 112)`` with ``pieces`` fragments of digits, and the classes of the digits, each on 2 x 2 patches."""
     picks = torch.randint(len(source.labels), (n,), generator=generator)
-    digits = F.pad(source.images(picks, None), (2, 2, 2, 2))  # (n, 1, 32, 32)
-    canvases = clutter(source, n, generator)
+    digits, canvases = F.pad(source.images(picks, None), (2, 2, 2, 2)), torch.zeros(n, 1, SIZE, SIZE)  # digits of 32 x 32
+    fragments = source.images(torch.randint(len(source.labels), (n * pieces,), generator=generator), None)[:, :, 10:18, 10:18]
+    for i, (top, left) in enumerate(torch.randint(SIZE - side, (n * pieces, 2), generator=generator).tolist()):
+        canvases[i // pieces, :, top : top + side, left : left + side] = fragments[i]
     places = torch.randint(GRID - 1, (n, 2), generator=generator) * PATCH
     for canvas, digit, (top, left) in zip(canvases, digits, places.tolist(), strict=True):
         canvas[:, top : top + 32, left : left + 32] = torch.maximum(canvas[:, top : top + 32, left : left + 32], digit)
     return canvases, source.labels[picks]
-
-
-def clutter(source: Memory, n: int, generator: torch.Generator, pieces: int = 12, side: int = 8) -> Tensor:
-    """Canvases with ``pieces`` fragments of digits each."""
-    canvases = torch.zeros(n, 1, SIZE, SIZE)
-    fragments = source.images(torch.randint(len(source.labels), (n * pieces,), generator=generator), None)[:, :, 10:18, 10:18]
-    places = torch.randint(SIZE - side, (n * pieces, 2), generator=generator).tolist()
-    for i, (top, left) in enumerate(places):
-        canvases[i // pieces, :, top : top + side, left : left + side] = fragments[i]
-    return canvases
 
 
 class Searcher(nn.Module):
@@ -87,7 +80,7 @@ class Searcher(nn.Module):
         return self.head(self.classify(patches + self.place(places)).mean(1))
 
     def choose(self, tokens: Tensor, scores: Tensor) -> Tensor:
-        """The k best of 49 tokens; relaxed: k weighted means of all of them, while training."""
+        """The k best of 49 tokens; while training k weighted means of all of them (relaxed), or several sets (drawn)."""
         if not self.training or self.method in ("hard", "random"):
             return khot.gather_topk(tokens, scores.detach(), self.k).values
         if self.method in MATRICES:
@@ -95,9 +88,16 @@ class Searcher(nn.Module):
         if self.method == "straight":
             mask = khot.soft_topk(scores, self.k, self.tau, hard=True)
         else:
-            mask = khot.sample_topk(scores, self.k, self.tau, design="gumbel" if self.method == "gumbel" else "systematic")
+            mask, tokens = self.draw(scores), tokens.repeat(SAMPLES, 1, 1)
         # Between absent and present, not between zero and present: the norms that follow do not see a change of scale.
         return self.absent + khot.gather_topk(tokens - self.absent, mask, self.k).values
+
+    def draw(self, scores: Tensor) -> Tensor:
+        """``SAMPLES`` sets of k patches a canvas; gradients are divided by the probabilities of the patches (Horvitz and Thompson)."""
+        design = "gumbel" if self.method == "gumbel" else "systematic"
+        mask = khot.sample_topk(scores.detach(), self.k, self.tau, design=design, num_samples=SAMPLES).flatten(0, 1)
+        share = khot.soft_topk(scores, self.k, self.tau).repeat(SAMPLES, 1)
+        return mask * (1 + (share - share.detach()) / share.detach().clamp(min=0.05))
 
 
 def parts(sources: tuple[Memory, Memory], part: str) -> tuple[Memory, Memory]:
@@ -113,14 +113,15 @@ def train(method: str, seed: int, digits: tuple[Memory, Memory], options: argpar
     """Train one searcher; also the record of its accuracy every ``options.every`` steps."""
     torch.manual_seed(seed)
     model, generator = Searcher(method, options.k), torch.Generator().manual_seed(seed)
-    canvases, labels = test_canvases(digits[1], options)
+    canvases, labels = make_canvases(digits[1], options.test, torch.Generator().manual_seed(12345))
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, options.lr, options.steps)
     curve, start = [], time.process_time()
     for step in range(1, options.steps + 1):
         model.train().tau = options.tau[0] * (options.tau[1] / options.tau[0]) ** (step / options.steps)
         images, wanted = make_canvases(digits[0], options.batch, generator)
-        loss = F.cross_entropy(model(images), wanted)
+        outputs = model(images)
+        loss = F.cross_entropy(outputs, wanted.repeat(len(outputs) // len(wanted)))
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -130,10 +131,6 @@ def train(method: str, seed: int, digits: tuple[Memory, Memory], options: argpar
             curve.append((step, accuracy(model, canvases, labels)))
     first, minutes = next((step for step, value in curve if value >= 90), None), round((time.process_time() - start) / 60, 2)
     return model, {"top1": curve[-1][1], "steps_to_90": first, "cpu_minutes": minutes, "curve": curve, **circumstances()}
-
-
-def test_canvases(digits: Memory, options: argparse.Namespace) -> tuple[Tensor, Tensor]:
-    return make_canvases(digits, options.test, torch.Generator().manual_seed(12345))
 
 
 @torch.no_grad()
@@ -153,9 +150,9 @@ def draw(model: Searcher, canvases: Tensor, out: Path) -> None:
     for axis, canvas, patches in zip(axes.flat, canvases[:, 0], chosen, strict=True):
         axis.imshow(canvas.numpy(), cmap="gray_r")
         axis.set_axis_off()
-        for patch in patches.tolist():
-            corner = (patch % GRID * PATCH - 0.5, patch // GRID * PATCH - 0.5)
-            axis.add_patch(plt.Rectangle(corner, PATCH, PATCH, fill=False, edgecolor="#d62728", linewidth=1.5))
+        for row, column in ((patch // GRID, patch % GRID) for patch in patches.tolist()):
+            box = plt.Rectangle((column * PATCH - 0.5, row * PATCH - 0.5), PATCH, PATCH, fill=False, edgecolor="#d62728", linewidth=1.5)
+            axis.add_patch(box)
     figure.tight_layout()
     figure.savefig(out, dpi=120)
 
@@ -170,7 +167,7 @@ def run(method: str, seed: int, digits: tuple[Memory, Memory], options: argparse
         if options.records is not None:
             append(options.records, record)
         if options.out is not None and method == options.picture:
-            draw(model, test_canvases(digits[1], options)[0][:8], options.out)
+            draw(model, make_canvases(digits[1], options.test, torch.Generator().manual_seed(12345))[0][:8], options.out)
     shown = ("method", "seed", "part", "steps", "lr", "top1", "steps_to_90", "cpu_minutes")
     print(" ".join(f"{name}={record[name]}" for name in shown), flush=True)
     return record
@@ -184,11 +181,11 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--picture", default="sample", choices=METHODS, help="whose choices are drawn")
     parser.add_argument("--out", type=Path, help="where the picture goes")
     parser.add_argument("--records", type=Path, help="file of records, one JSON line per run")
-    for name, default in (("k", 4), ("steps", 1000), ("batch", 64), ("every", 50), ("test", 1000)):
+    for name, default in (("k", 4), ("steps", 1200), ("batch", 64), ("every", 50), ("test", 1000)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--tau", type=float, nargs=2, default=[1.0, 0.3], help="temperature at the start and at the end")
+    parser.add_argument("--tau", type=float, nargs=2, default=[1.0, 0.1], help="temperature at the start and at the end")
     options = parser.parse_args(arguments)
     if not 1 <= options.k <= GRID * GRID:
         parser.error(f"--k must be between 1 and the {GRID * GRID} patches, got {options.k}")

@@ -29,6 +29,10 @@ def test_throughput_has_a_row_for_every_rate_and_keep_one_is_the_model() -> None
     sizes = {"image_size": 16, "patch_size": 4, "dim": 8, "depth": 2, "num_heads": 2, "num_classes": 3}
     rows = list(throughput.measure((throughput.Encoder("small", sizes, (0, 1)),), seconds=0.001))
     assert [row["holds"] for row in rows if "holds" in row] == [True, True]
+    assert list(throughput.pieces(throughput.ENCODERS, 1.0)) == [
+        *("tiny-1", "tiny-64", "deit-ti-1", "deit-ti-64", "scores", "end-to-end", "training")
+    ]
+    assert list(throughput.measure(throughput.ENCODERS, 1.0, only=[])) == []
     alone = [row for row in rows if row["what"] == "model alone" and row["batch"] == 64]
     assert [row["keep"] for row in alone] == list(throughput.KEEPS)
     assert alone[0]["mac_ratio"] == 1 and all(a["mac_ratio"] < b["mac_ratio"] for a, b in itertools.pairwise(alone))

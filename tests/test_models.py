@@ -155,6 +155,8 @@ def test_conv_stem_and_mean_pool() -> None:
         (lambda: create_model("vit", preset="huge"), "unknown preset"),
         (lambda: create_model("topk_dynamic", preset="tiny", k=50), "number of tokens, 49, got 50"),
         (lambda: create_model("topk_dynamic", preset="tiny", k=0), "number of tokens, 49, got 0"),
+        (lambda: create_model("topk_dynamic", preset="tiny", k=1.5), "number of tokens, 49, got 1.5"),
+        (lambda: create_model("vit", preset="tiny", depth=0), "depth must be a whole number of at least 1, got 0"),
         (lambda: create_model("topk", preset="tiny", method="sigmoid"), "unknown matrix method"),
         (lambda: create_model("topk_attention", preset="tiny", mix="some"), "mix must be"),
         (lambda: create_model("vit", preset="tiny", image_size=30), "multiple of patch_size=4"),

@@ -127,6 +127,18 @@ def test_one_image_alone_is_that_image_and_costs_few_operations() -> None:
     assert after.count - before.count <= 2 * 18  # a block of its own makes 27; where a batch is one image, each costs what it costs
 
 
+def test_a_refused_call_leaves_a_reduced_model_as_it_was() -> None:
+    model = khot.reduce_tokens(vit(), 0.5, at=(0, 2))
+    before = model(images())
+    with pytest.raises(ValueError, match="at must name"):
+        khot.reduce_tokens(model, 0.7, at=(9,))
+    with pytest.raises(TypeError, match="score must be a name or a callable, got int"):
+        khot.reduce_tokens(model, 0.7, at=(0,), score=3)  # pyright: ignore[reportArgumentType]
+    assert model.keep == 0.5 and torch.equal(model(images()), before)
+    khot.reduce_tokens(model, 0.25, at=(1,))  # patched anew, not twice
+    assert list(model.kept_tokens) == [] and len(khot.restore_tokens(model).blocks[0]._forward_hooks) == 0
+
+
 def test_autocast_and_checkpointing() -> None:
     model, x = khot.reduce_tokens(vit(), 0.5, at=(0, 2)), images()
     with torch.autocast("cpu", torch.bfloat16):
@@ -204,6 +216,12 @@ def test_macs_are_the_published_ones_and_attention_is_counted(monkeypatch: pytes
     ("call", "says"),
     [
         (lambda: khot.reduce_tokens(vit(), 0.0), r"keep must lie in \(0, 1\], got 0.0"),
+        (lambda: khot.reduce_tokens(vit(), "half"), r"keep must lie in \(0, 1\], got 'half'"),
+        (lambda: khot.reduce_tokens(vit(), 0.5, at=3), r"at must name different blocks from 0 to 3, got 3"),
+        (lambda: khot.reduce_tokens(vit(), 0.5, at=(1,), num_prefix=-1), r"num_prefix must not be negative, got -1"),
+        (lambda: khot.reduce_tokens(vit(), 0.5, at=(1,), num_prefix=65)(images()), r"num_prefix=65 leaves none of the 65 tokens"),
+        (lambda: khot.reduce_tokens(vit(), 0.5, at=(1,), tau=0.0), r"tau must be positive"),
+        (lambda: khot.reduce_tokens(vit(), 0.5, at=(1,), score=lambda x: x)(images()), r"must return shape \(2, 64\)"),
         (lambda: khot.reduce_tokens(vit(), 1.5), r"keep must lie in \(0, 1\]"),
         (lambda: setattr(khot.reduce_tokens(vit(), 0.5, at=(1,)), "keep", 2.0), r"keep must lie in \(0, 1\]"),
         (lambda: khot.reduce_tokens(vit(), 0.5), r"blocks from 0 to 3, got \(3, 6, 9\)"),

@@ -71,3 +71,13 @@ def test_bad_records_and_weights(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "w.safetensors").write_bytes(b"0123456789")
     assert main(["eval", str(tmp_path / "w.safetensors")]) == 1
     assert "no whole safetensors file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [("{", "line 1 is no record"), ("[1]", "line 1 is no record"), ('{"config": {}}', "has no data, model, seed, top1, top5")],
+)
+def test_what_is_no_record_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, says: str) -> None:
+    (tmp_path / "records.jsonl").write_text(line + "\n")
+    assert main(["results", str(tmp_path)]) == 1
+    assert says in capsys.readouterr().err

@@ -104,12 +104,13 @@ def test_accumulation_is_the_same_step_in_parts(data: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("amp", ["bfloat16", "float16"])
 def test_it_learns_and_eval_agrees_with_the_record(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], amp: str) -> None:
-    record = engine.train(config(data, tmp_path, epochs=12, amp=amp, pad=0, mixup=0.0, cutmix=0.0, erase=0.0, flip=False))
+    settings = config(data, tmp_path, epochs=12, amp=amp, pad=0, mixup=0.0, cutmix=0.0, erase=0.0, flip=False)
+    record = engine.train(settings)
     assert record["top1"] > 60
     assert records.unpack(record["correct"]).float().mean().item() * 100 == pytest.approx(record["top1"], abs=1e-4)
     assert main(["eval", str(tmp_path / "model.safetensors")]) == 0
     assert f"top-1  {record['top1']:.2f}" in capsys.readouterr().out
-    assert engine.train(config(data, tmp_path, epochs=12, amp=amp))["finished"] == record["finished"]  # not run again
+    assert engine.train(settings)["finished"] == record["finished"]  # not run again
 
 
 def test_checkpoints_hold_tensors_only(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +146,7 @@ def test_other_settings_and_corrupt_checkpoints_are_refused(data: Path, tmp_path
 
 
 def test_configurations_go_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--recipe", "cifar10", "--model", "topk", "--model_options.k", "12", "--keep", "[1.0, 0.5]", "--seed=3"]
+    flags = ["--recipe", "cifar10", "--model", "topk", "--model_options.k", "12", "--keep", "[1.0, 0.5]", "--seed=3", "--reduce.at", "[1]"]
     made = parse(flags)
     assert (made.model_options["k"], made.model_options["image_size"], made.keep, made.seed) == (12, 32, (1.0, 0.5), 3)
     assert from_json(made.to_json()) == made
@@ -169,6 +170,13 @@ def test_configurations_go_round(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--accumulate", "3"], "multiple of accumulate"),
         (["--validation", "200"], "validation must be between"),
         (["--model_options.image_size", "28"], r"images must be of shape"),
+        (["--model_options.dimm", "3"], "model_options do not fit vit: "),
+        (["--model_options.depth", "0"], "depth must be a whole number of at least 1, got 0"),
+        (["--reduce", '{"at": [0], "scor": "cls"}'], "reduce does not fit: "),
+        (["--keep", "[0.5, 0.5]"], "drops no tokens without reduce"),
+        (["--device", "nowhere"], "device 'nowhere' cannot be used: "),
+        (["--mixup", "-1"], "mixup must not be negative, got -1.0"),
+        (["--erase", "2"], "erase must lie in [0, 1], got 2.0"),
     ],
 )
 def test_bad_settings(data: Path, tmp_path: Path, flags: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,6 +184,32 @@ def test_bad_settings(data: Path, tmp_path: Path, flags: list[str], says: str, c
     base += ["--model_options.image_size", "8"]
     assert main(["train", *base, "--progress", "false", *flags]) == 1
     assert says in capsys.readouterr().err
+
+
+def test_a_finished_run_is_not_taken_for_another(data: Path, tmp_path: Path) -> None:
+    engine.train(config(data, tmp_path, epochs=1))
+    with pytest.raises(ValueError, match=r"record.json is of another run \(lr: 0.005 -> 0.1\)"):
+        engine.train(config(data, tmp_path, epochs=1, lr=0.1))
+    (tmp_path / "record.json").write_text("{")
+    with pytest.raises(ValueError, match=r"record.json is no record of a run"):
+        engine.train(config(data, tmp_path, epochs=1))
+    assert (tmp_path / "record.json").read_text() == "{"
+
+
+def test_foreign_files_are_refused(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.zeros(2)}, tmp_path / "other.safetensors", {"config": '{"colour": 1}', "num_classes": "10"})
+    assert main(["eval", str(tmp_path / "other.safetensors")]) == 1
+    assert "it holds colour, which is no setting of a run" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="are of another model"):
+        engine.train(config(data, tmp_path / "run", weights=tmp_path / "other.safetensors"))
+    for state in ({"step": 3}, [1]):
+        torch.save(state, tmp_path / "checkpoint.pt")
+        before = (tmp_path / "checkpoint.pt").read_bytes()
+        with pytest.raises(ValueError, match="no checkpoint of such a run"):
+            engine.train(config(data, tmp_path))
+        assert (tmp_path / "checkpoint.pt").read_bytes() == before
 
 
 def start(data: Path, out: Path, *flags: str, launch: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:

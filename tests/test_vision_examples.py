@@ -13,6 +13,7 @@ import torch
 for name in ("ignite", "safetensors", "matplotlib", "PIL"):
     pytest.importorskip(name)
 
+import khot  # noqa: E402
 from khot.train import engine  # noqa: E402
 from khot.train.config import TrainConfig  # noqa: E402
 
@@ -56,9 +57,23 @@ def test_the_scorer_learns_by_every_soft_method_and_by_no_other(digits: Path) ->
     assert images.shape == (6, 1, 112, 112)
     for method in canvas.METHODS:
         model = canvas.Searcher(method)
-        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        outputs = model(images)
+        assert len(outputs) == 6 * (canvas.SAMPLES if method in ("sample", "gumbel") else 1)
+        torch.nn.functional.cross_entropy(outputs, labels.repeat(len(outputs) // 6)).backward()
         learns = any(value.grad is not None and bool(value.grad.abs().sum() > 0) for value in model.scorer.parameters())
         assert learns == (method not in ("hard", "random")), method
+
+
+def test_the_gradient_of_a_drawn_patch_is_that_of_its_logarithm(digits: Path) -> None:
+    canvas = example("canvas")
+    model, scores = canvas.Searcher("sample"), torch.randn(2, 49, requires_grad=True)
+    torch.manual_seed(0)
+    mask = model.draw(scores)
+    assert mask.shape == (2 * canvas.SAMPLES, 49) and set(mask.detach().unique().tolist()) == {0.0, 1.0}
+    share = khot.soft_topk(scores, model.k, model.tau)
+    heard = (mask.detach().view(canvas.SAMPLES, 2, 49).sum(0) * share / share.detach().clamp(min=0.05)).sum()
+    expected, found = (torch.autograd.grad(value, scores, retain_graph=True)[0] for value in (heard, mask.sum()))
+    torch.testing.assert_close(found, expected)
 
 
 def test_token_reduction(digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -39,29 +40,39 @@ ENCODERS = (
 def main(argv: list[str]) -> int:
     options = parser("vision throughput", __doc__)
     options.add_argument("--seconds", type=float, default=2.5, help="for each setting, after five rounds of all")
+    options.add_argument("--only", nargs="+", choices=list(pieces(ENCODERS, 0.0)), help="these pieces alone; with --append in several runs")
     given = options.parse_args(argv)
     torch.set_num_threads(1)
     torch.manual_seed(given.seed)
     default = RESULTS / "vision" / ("throughput-quick.jsonl" if given.quick else "throughput.jsonl")
     record = Recorder("vision throughput", given.out or default, append=given.append)
-    for row in measure(ENCODERS[:1] if given.quick else ENCODERS, given.seconds / 10 if given.quick else given.seconds):
+    for row in measure(ENCODERS[:1] if given.quick else ENCODERS, given.seconds / 10 if given.quick else given.seconds, given.only):
         record.add(**row)
     print_tables(tables(record.rows))
     return 0
 
 
-def measure(encoders: tuple[Encoder, ...], seconds: float) -> Iterator[Row]:
-    for encoder in encoders:
-        model = ViT(**encoder.options).eval()
-        for batch in (1, 64):
-            yield from _rates(encoder, model, batch, seconds)
-    yield from _choices(encoders[0], seconds)
-    yield from _end_to_end(encoders[0], seconds)
-    yield from _training(encoders[0], seconds)
+def measure(encoders: tuple[Encoder, ...], seconds: float, only: Sequence[str] | None = None) -> Iterator[Row]:
+    """All pieces, or those that are named."""
+    for name, piece in pieces(encoders, seconds).items():
+        if only is None or name in only:
+            yield from piece()
 
 
-def _rates(encoder: Encoder, model: ViT, batch: int, seconds: float) -> Iterator[Row]:
+def pieces(encoders: tuple[Encoder, ...], seconds: float) -> dict[str, Callable[[], Iterator[Row]]]:
+    """What can be measured by itself, by name: a whole run takes longer than a machine is quiet."""
+    rates = {
+        f"{encoder.title.split(',')[0].lower()}-{batch}": functools.partial(_rates, encoder, batch, seconds)
+        for encoder in encoders
+        for batch in (1, 64)
+    }
+    others = {"scores": _choices, "end-to-end": _end_to_end, "training": _training}
+    return rates | {name: functools.partial(piece, encoders[0], seconds) for name, piece in others.items()}
+
+
+def _rates(encoder: Encoder, batch: int, seconds: float) -> Iterator[Row]:
     """Every keep rate by the class token's attention, in turns with the model as it was."""
+    model = ViT(**encoder.options).eval()
     images = _images(model, batch)
     models = {keep: khot.reduce_tokens(copy.deepcopy(model), keep, at=encoder.at) for keep in KEEPS}
     yield from _race(encoder, "model alone", batch, model, models, lambda each: lambda: each(images), seconds)

@@ -114,7 +114,11 @@ def _results(options: argparse.Namespace) -> int:
     if missing:
         sys.stderr.write(f"khot results: no such file: {', '.join(missing)}; a run writes its record to records.jsonl in its --out\n")
         return 1
-    sys.stdout.write(tables.markdown(results.table(records.read(options.records))))
+    try:
+        sys.stdout.write(tables.markdown(results.table(records.read(options.records))))
+    except (ValueError, OSError) as error:
+        sys.stderr.write(f"khot results: {error}\n")
+        return 1
     return 0
 
 

@@ -48,6 +48,9 @@ PRESETS: Mapping[str, Mapping[str, dict[str, Any]]] = MappingProxyType(
 )
 
 
+SIZES = {"image_size", "patch_size", "in_channels", "num_classes", "dim", "depth", "num_heads", "tokens_hidden"}
+
+
 def create_model(name: str, *, preset: str = "base", **overrides: Any) -> nn.Module:
     """A model of :data:`khot.models.MODELS` in the size of a preset; any argument of the model overrides the preset's.
 
@@ -63,6 +66,10 @@ def create_model(name: str, *, preset: str = "base", **overrides: Any) -> nn.Mod
     """
     sizes = find(PRESETS, preset, "preset")
     model = find(MODELS, name, "model")
+    for size in SIZES & overrides.keys():
+        value = overrides[size]
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{size} must be a whole number of at least 1, got {value!r}")
     return model(**(sizes[name] | overrides))
 
 

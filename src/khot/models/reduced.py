@@ -85,6 +85,8 @@ class ReducedBlock:
         stage = self.khot_stage
         if stage.stage == 1:
             stage.plan.num_tokens = x.shape[1] - stage.plan.num_prefix
+            if stage.plan.num_tokens < 1:
+                raise ValueError(f"num_prefix={stage.plan.num_prefix} leaves none of the {x.shape[1]} tokens to choose from")
         if stage.plan.keep == 1:
             return super().forward(x, *args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
         args, kwargs, mask = _reduced_mask(stage, args, kwargs)
@@ -190,6 +192,6 @@ def _rebuild(kind: type, mixin: type) -> Any:
 
 
 def check_keep(rate: float) -> float:
-    if not 0 < rate <= 1:
-        raise ValueError(f"keep must lie in (0, 1], got {rate}")
+    if not isinstance(rate, (int, float)) or not 0 < rate <= 1:
+        raise ValueError(f"keep must lie in (0, 1], got {rate!r}")
     return float(rate)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 from torch import nn
@@ -62,7 +62,8 @@ def reduce_tokens(
     Papers: Haurum et al. 2023, "Which Tokens to Use?"; Liang et al. 2022 (EViT); Rao et al. 2021 (DynamicViT).
     """
     check_keep(keep)
-    restore_tokens(model)
+    if num_prefix is not None and num_prefix < 0:
+        raise ValueError(f"num_prefix must not be negative, got {num_prefix}")
     blocks, kind = find_blocks(model)
     stages = _check_blocks(at, len(blocks))
     plan = Plan(float(keep), count_prefix(model) if num_prefix is None else num_prefix)
@@ -73,6 +74,7 @@ def reduce_tokens(
         TokenTopK, dim=_width(blocks[0], kind), score=score, num_prefix=plan.num_prefix, fuse=fuse, gradient=gradient, tau=tau
     )
     make()  # refuse bad arguments before anything is changed
+    restore_tokens(model)
     for i in range(stages[0], len(blocks)):
         before = sum(stage < i for stage in stages)
         _patch_block(blocks[i], Stage(plan, kind, i, before + 1 if i in stages else 0, before), make)
@@ -107,10 +109,10 @@ def restore_tokens(model: Model) -> Model:
 
 
 def _check_blocks(at: Sequence[int], depth: int) -> list[int]:
-    stages = sorted(set(at))
-    if not stages or len(stages) != len(at) or not all(isinstance(i, int) and 0 <= i < depth for i in stages):
-        raise ValueError(f"at must name different blocks from 0 to {depth - 1}, got {tuple(at)}")
-    return stages
+    blocks = list(at) if isinstance(at, Iterable) else []
+    if not blocks or len(set(blocks)) != len(blocks) or not all(isinstance(i, int) and 0 <= i < depth for i in blocks):
+        raise ValueError(f"at must name different blocks from 0 to {depth - 1}, got {at!r}")
+    return sorted(blocks)
 
 
 def _patch_block(block: Any, stage: Stage, make: Any) -> None:

@@ -67,7 +67,7 @@ class TokenNet(nn.Module):
 
 
 def _check_k(k: int, num_tokens: int) -> int:
-    if not 1 <= k <= num_tokens:
+    if not isinstance(k, int) or not 1 <= k <= num_tokens:
         raise ValueError(f"k must be between 1 and the number of tokens, {num_tokens}, got {k}")
     return k
 

@@ -67,6 +67,10 @@ class TokenTopK(nn.Module):
         super().__init__()
         if isinstance(score, str) and score not in SCORES:
             raise ValueError(f"score must be one of {', '.join(SCORES)} or a callable, got {score!r}")
+        if not (isinstance(score, str) or callable(score)):
+            raise TypeError(f"score must be a name or a callable, got {type(score).__name__}")
+        if not tau > 0:
+            raise ValueError(f"tau must be positive, got {tau}")
         if gradient not in GRADIENTS:
             raise ValueError(f"gradient must be one of {', '.join(GRADIENTS)}, got {gradient!r}")
         if score == "learned" and dim is None:
@@ -108,7 +112,13 @@ class TokenTopK(nn.Module):
             return attention.detach() if attention.requires_grad else attention
         if self.score == "random":
             return torch.rand(rest.shape[:2], dtype=torch.float32, device=rest.device)
-        return self.score(rest) if callable(self.score) else self._learned(rest)
+        return self._called(self.score, rest) if callable(self.score) else self._learned(rest)
+
+    def _called(self, score: Callable[[Tensor], Tensor], rest: Tensor) -> Tensor:
+        scores = score(rest)
+        if scores.shape != rest.shape[:2]:
+            raise ValueError(f"the callable score must return shape {tuple(rest.shape[:2])}, one number a token, got {tuple(scores.shape)}")
+        return scores
 
     def _learned(self, rest: Tensor) -> Tensor:
         assert self.scorer is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,16 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
     replace_file(path, lambda part: torch.save(dict(state), part))
 
 
-def load(path: Path) -> dict[str, Any]:
-    """A checkpoint, read without running any code that may be in it."""
+def load(path: Path, names: Iterable[str] = ()) -> dict[str, Any]:
+    """A checkpoint with all of ``names`` in it, read without running any code that may be there."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, OSError) as error:
         raise ValueError(f"{path} is no whole checkpoint ({error}); move it away to start anew") from error
+    missing = sorted(set(names) - (state.keys() if isinstance(state, dict) else set()))
+    if missing:
+        raise ValueError(f"{path} is no checkpoint of such a run (without {', '.join(missing)}); move it away to start anew")
+    return state
 
 
 def save_weights(path: Path, model: nn.Module, metadata: Mapping[str, str]) -> None:

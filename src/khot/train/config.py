@@ -93,8 +93,16 @@ class TrainConfig:
         for name in ("epochs", "batch_size", "accumulate", "save_every", "log_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("lr", "min_lr", "warmup_epochs", "weight_decay", "clip", "mixup", "cutmix", "pad", "workers", "validation"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        for name in ("label_smoothing", "erase"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
         if not all(0 < rate <= 1 for rate in self.keep):
             raise ValueError(f"keep must lie in (0, 1], got {self.keep}")
+        if self.keep != (1.0, 1.0) and not self.reduce:
+            raise ValueError(f"keep={self.keep} drops no tokens without reduce; say where, e.g. --reduce '{{\"at\": [1, 3, 4]}}'")
         if not all(factor > 0 for factor in self.tau):
             raise ValueError(f"tau must be positive, got {self.tau}")
         if not 0 <= self.ema < 1:
@@ -120,10 +128,15 @@ class TrainConfig:
 
 
 def from_json(text: str) -> TrainConfig:
-    """The inverse of :meth:`TrainConfig.to_json`."""
-    values = json.loads(text)
-    values |= {name: Path(values[name]) for name in ("weights", "data_dir", "out", "records") if values[name] is not None}
-    return TrainConfig(**values | {name: tuple(values[name]) for name in ("keep", "tau")})
+    """The inverse of :meth:`TrainConfig.to_json`; a setting that is younger than the text has its default."""
+    values: Any = json.loads(text)
+    odd = sorted(values.keys() - {field.name for field in dataclasses.fields(TrainConfig)}) if isinstance(values, dict) else [text[:40]]
+    if odd:
+        raise ValueError(f"it holds {', '.join(odd)}, which is no setting of a run")
+    found: dict[str, Any] = dict(values)
+    found |= {name: Path(found[name]) for name in ("weights", "data_dir", "out", "records") if found.get(name) is not None}
+    found |= {name: tuple(found[name]) for name in ("keep", "tau") if name in found}
+    return TrainConfig(**found)
 
 
 def differences(old: TrainConfig, new: TrainConfig) -> list[str]:

@@ -22,7 +22,7 @@ from khot.models.select import Selection
 from khot.train import checkpoint, records
 from khot.train.batches import Batch, Batches, StepSampler, mix
 from khot.train.config import TrainConfig, differences, from_json
-from khot.train.evaluate import build, evaluate, image_size, set_schedule
+from khot.train.evaluate import build, evaluate, image_size, on_device, set_schedule
 from khot.train.log import Bar, Log, progress_bar
 from khot.train.sources import load
 
@@ -44,7 +44,7 @@ class Run:
         self.source, self.test = load(config.data, config.data_dir, size=image_size(config))
         self.subset, self.held_out = split(len(self.source.labels), config.validation)
         torch.manual_seed(config.seed)
-        self.model = build(config, self.source.num_classes).to(config.device)
+        self.model = on_device(build(config, self.source.num_classes), config.device)
         self.wrapped = nn.parallel.DistributedDataParallel(self.model) if self.world > 1 else self.model
         self.optimizer = torch.optim.AdamW(decay_groups(self.model, config.weight_decay), lr=config.lr)
         self.scaler = torch.amp.GradScaler(config.device, enabled=config.amp == "float16")
@@ -141,7 +141,7 @@ class Run:
     def _resume(self) -> None:
         if not self.checkpoint_path.exists():
             return
-        state = checkpoint.load(self.checkpoint_path)
+        state = checkpoint.load(self.checkpoint_path, {"step", "cpu_seconds", "config", *self._parts()})
         changed = differences(from_json(state["config"]), self.config)
         if changed:
             raise ValueError(f"{self.checkpoint_path} is of another run ({'; '.join(changed)}); choose another --out or the same settings")
@@ -162,13 +162,25 @@ def train(config: TrainConfig) -> records.Record:
     """
     done = config.out / "record.json"
     if done.exists():
-        return json.loads(done.read_text())
+        return _finished(done, config)
     with _processes(config.device):
         run = Run(config)
         config.out.mkdir(parents=True, exist_ok=True)
         if run.step < run.total:
             drive(run)
         return _finish(run, done)
+
+
+def _finished(done: Path, config: TrainConfig) -> records.Record:
+    """The record of a run that came to its end, if it is this one."""
+    try:
+        record = json.loads(done.read_text())
+        changed = differences(from_json(json.dumps(record["config"])), config)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{done} is no record of a run ({error}); move it away to run again") from error
+    if changed:
+        raise ValueError(f"{done} is of another run ({'; '.join(changed)}); choose another --out or the same settings")
+    return record
 
 
 def drive(run: Run) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,10 +49,31 @@ def build(config: TrainConfig, num_classes: int) -> nn.Module:
     from khot.models import create_model, reduce_tokens
 
     options = {"num_classes": num_classes} | config.model_options
-    model = create_model(config.model, preset=config.preset, **options)
+    try:
+        model = create_model(config.model, preset=config.preset, **options)
+    except TypeError as error:
+        raise ValueError(f"model_options do not fit {config.model}: {error}") from error
     if config.weights is not None:
-        model.load_state_dict(load_weights(config.weights)[0])
-    return reduce_tokens(model, config.keep[0], **config.reduce) if config.reduce else model
+        _fill(model, load_weights(config.weights)[0], config.weights)
+    try:
+        return reduce_tokens(model, config.keep[0], **config.reduce) if config.reduce else model
+    except TypeError as error:
+        raise ValueError(f"reduce does not fit: {error}") from error
+
+
+def _fill(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise ValueError(f"the weights in {path} are of another model: {error}") from error
+
+
+def on_device(model: nn.Module, device: str) -> nn.Module:
+    """``model`` moved there; a device that is unknown or not at hand is refused with its name."""
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
 
 
 def open_model(path: Path) -> tuple[nn.Module, TrainConfig]:
@@ -60,10 +81,13 @@ def open_model(path: Path) -> tuple[nn.Module, TrainConfig]:
     tensors, metadata = load_weights(path)
     if "config" not in metadata:
         raise ValueError(f"{path} was not written by `khot train`: its header has no configuration")
-    config = from_json(metadata["config"])
+    try:
+        config = from_json(metadata["config"])
+    except ValueError as error:
+        raise ValueError(f"{path} was not written by `khot train`: {error}") from error
     config.weights = None
     model = build(config, int(metadata["num_classes"]))
-    model.load_state_dict(tensors)
+    _fill(model, tensors, path)
     set_schedule(model, config.tau[1], config.keep[1])
     return model.eval(), config
 

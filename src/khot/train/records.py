@@ -34,9 +34,12 @@ def _lines(file: Path) -> list[Record]:
     out = []
     for number, line in enumerate(file.read_text().splitlines(), 1):
         try:
-            out.append(json.loads(line))
+            record = json.loads(line)
         except json.JSONDecodeError as error:
             raise ValueError(f"{file}, line {number} is no record: {error}") from error
+        if not isinstance(record, dict):
+            raise ValueError(f"{file}, line {number} is no record: {line[:40]}")
+        out.append(record)
     return out
 
 

@@ -49,6 +49,9 @@ def group(records: Iterable[Record]) -> list[Group]:
     """Runs by everything but the seed; of two records of one run the later counts. Records of other things have no config."""
     kinds: dict[tuple[str, str, str], dict[int, Record]] = {}
     for record in (each for each in records if "config" in each):
+        missing = sorted({"model", "data", "seed", "top1", "top5"} - record.keys())
+        if missing:
+            raise ValueError(f"a record of a run has no {', '.join(missing)}: {str(record)[:60]}")
         kinds.setdefault((record["model"], record["data"], _own(record)), {})[record["seed"]] = record
     return [Group(*kind, [seeds[seed] for seed in sorted(seeds)]) for kind, seeds in kinds.items()]
 

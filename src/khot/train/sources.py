@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 import tarfile
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,7 +181,10 @@ def _with_moments(parts: list[tuple[Tensor, Tensor]], num_classes: int) -> tuple
 
 def read_idx(path: Path) -> Tensor:
     """An idx file of unsigned bytes, gzipped or not, as a uint8 tensor."""
-    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} cannot be unpacked ({error}); fetch it again") from error
     if len(data) < 4 or data[:3] != b"\x00\x00\x08":
         raise ValueError(f"{path} is no idx file of unsigned bytes; fetch it again")
     ndim = data[3]
