@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -77,9 +78,12 @@ def test_certificates_hold_under_attack(model: ViT, domain: str, keep: dict[int,
 @pytest.mark.parametrize(("depth", "seeds"), [(2, (7, 12, 17, 22)), (3, (26,))])
 def test_one_pass_contains_every_case_and_is_hardly_wider(depth: int, seeds: tuple[int, ...]) -> None:
     wide, eps = network(depth).double(), 0.02
-    for seed in seeds:
-        x = torch.rand(1, 1, 12, 12, dtype=WIDE, generator=torch.Generator().manual_seed(seed))
-        found = bounds.certify(wide, x, eps, keep={0: 4})
+    # Which images leave a choice depends on the network's random numbers, which differ between releases of torch: others follow.
+    images = (torch.rand(1, 1, 12, 12, dtype=WIDE, generator=torch.Generator().manual_seed(seed)) for seed in (*seeds, *range(100, 160)))
+    both = ((x, bounds.certify(wide, x, eps, keep={0: 4})) for x in images)
+    chosen = list(itertools.islice(((x, found) for x, found in both if int(found.decided[0].undecided.sum()) > 1), len(seeds)))
+    assert len(chosen) == len(seeds)
+    for x, found in chosen:
         cases = list(bounds.certify_cases(wide, x, eps, keep={0: 4}))
         assert len(cases) == int(found.decided[0].undecided.sum()) > 1
         lower, upper = torch.cat([case.lower for case in cases]).amin(0), torch.cat([case.upper for case in cases]).amax(0)

@@ -65,6 +65,24 @@ def test_gradients(h: str, delta: str) -> None:
     assert gradcheck(lambda s, t: khot.counting_matrix(s, 3, t, h=h, delta=delta), (scores, tau), check_forward_ad=True)
 
 
+@pytest.mark.parametrize("h", ["sigmoid", "hat", "gaussian"])
+@pytest.mark.parametrize("delta", ["sigmoid", "hat", "gaussian"])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_small_temperatures_are_the_limit_with_gradients(h: str, delta: str, normalize: bool) -> None:
+    spaced, tied = torch.tensor([0.5, 3.0, -1.0, 2.0]), torch.tensor([2.0, 2.0, -torch.inf, 1.0, 2.0])
+    for tau in (1e-46, 1e-30, 1e-20, 1e-12, 1e-6):
+        heat = torch.tensor(tau, dtype=torch.float64, requires_grad=True)
+        places = khot.counting_matrix(spaced, 3, tau, h=h, delta=delta, normalize=normalize)
+        assert_close(places, khot.soft_topk_matrix(spaced, 3, hard=True))
+        for temperature in (tau, heat):
+            scores = tied.clone().requires_grad_()
+            y = khot.counting_matrix(scores, 2, temperature, h=h, delta=delta, normalize=normalize)
+            assert bool(y.isfinite().all())
+            assert_close(y[:, 0], y[:, 1])  # ties share
+            grads = torch.autograd.grad((y * torch.arange(5.0)).sum(), [scores, heat][: 1 + (temperature is heat)])
+            assert all(bool(grad.isfinite().all()) for grad in grads), tau
+
+
 def test_pieces_agree_with_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = draw(3, 50).requires_grad_()
     whole = khot.soft_topk(scores, 5, 0.5, method="counting")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -134,6 +136,24 @@ def test_a_tie_at_the_cut_is_finite_at_any_temperature(op: Relaxation) -> None:
         y = topk(op, scores, 2, tau)
         (grad,) = torch.autograd.grad((y * torch.arange(5.0)).sum(), scores)
         assert bool(y.isfinite().all()) and bool(grad.isfinite().all())
+
+
+@law(DETERMINISTIC)
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+def test_ties_have_gradients_in_scores_and_tau_at_any_temperature(op: Relaxation, dtype: torch.dtype, native: bool) -> None:
+    rows = torch.tensor([[1.0] * 5, [5, 2, 2, 2, -1], [3, 3, 1, 1, 0], [1e4, 1e4, 3, 3, -1e4], [3, 2, 2, 1, 0]])
+    for tau in (1e-300, 1e-200, 1e-46, 1e-36, 1e-20, 1e30, torch.inf):
+        scores, heat = rows.to(dtype).requires_grad_(), torch.full((5,), tau, dtype=torch.float64, requires_grad=True)
+        with contextlib.nullcontext() if native else khot.kernels.disabled():
+            y, again = topk(op, scores, 2, tau), topk(op, scores, 2, heat)
+            (in_scores,) = torch.autograd.grad((y * torch.arange(5.0)).sum(), scores)
+            in_both = torch.autograd.grad((again * torch.arange(5.0)).sum(), (scores, heat))
+        assert bool(y.isfinite().all()) and bool(again.isfinite().all()), tau
+        assert bool(in_both[1].isfinite().all()), tau
+        for grad in (in_scores, in_both[0]):
+            assert not bool(grad.isnan().any()), tau
+            assert dtype == torch.float16 or bool(grad.isfinite().all()), tau  # a slope of 1 / tau is beyond float16
 
 
 @law(ROWS)

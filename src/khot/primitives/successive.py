@@ -17,6 +17,7 @@ from torch.autograd.function import Function
 
 from khot._tensors import Number, in_forward_mode, is_traced, readable, wide_dtype
 from khot.primitives import weights
+from khot.primitives.slopes import over
 
 _LARGE = 0.9
 
@@ -67,7 +68,7 @@ def composed(logits: Tensor, tau: Number, k: int) -> Tensor:
         log_p = torch.log_softmax(logits, -1)
         rows.append(log_p.exp())
         if i + 1 < k:
-            logits = logits + _log_rest(log_p) / tau
+            logits = logits + over(_log_rest(log_p), tau)
     return torch.stack(rows, -2) if rows else logits.unsqueeze(-2)[..., :0, :]
 
 
@@ -139,8 +140,10 @@ def _walk_back(grad: Tensor, rows: Tensor, seen: Tensor, tau: Number, learns_tau
         if down is None:
             down = _through_softmax(p, g)
             continue
-        if learns_tau:
-            part = -(down * (seen[i + 1] - seen[i]).nan_to_num(0.0, 0.0, 0.0)).sum(-1, keepdim=True) / tau
+        if learns_tau and isinstance(tau, Tensor):
+            share = _share(tau, rows)
+            part = down * (seen[i + 1] - seen[i]).nan_to_num(0.0, 0.0, 0.0)
+            part = -part.minimum(share).maximum(-share).sum(-1, keepdim=True) / tau
             grad_tau = part if grad_tau is None else grad_tau + part
         down = _through_step(p, seen[i], g, down, tau).nan_to_num(0.0).clamp(-cut, cut)
     zero = grad.sum(0) if down is None else down
@@ -151,6 +154,12 @@ def _cut(tau: Number, dtype: torch.dtype) -> Any:
     """The largest gradient in the logits that is kept: it will be squared here, and divided by ``tau`` outside."""
     most = torch.finfo(dtype).max / 8
     return (most * tau).clamp(max=most**0.5) if isinstance(tau, Tensor) else min(most * tau, most**0.5)
+
+
+def _share(tau: Tensor, rows: Tensor) -> Tensor:
+    """What each of the terms of the gradient in ``tau`` may have before it is divided by ``tau``, so that their sum is a number."""
+    most = torch.finfo(rows.dtype).max / (8 * rows.shape[0] * rows.shape[-1])
+    return most * tau.clamp(max=1.0)
 
 
 def _through_softmax(p: Tensor, g: Tensor) -> Tensor:

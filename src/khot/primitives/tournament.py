@@ -17,6 +17,7 @@ from khot import kernels
 from khot._settle import ordinary
 from khot._tensors import Number, column, deeper, in_forward_mode, readable
 from khot.primitives.order import descending_order, sort_descending
+from khot.primitives.slopes import over
 
 BASE = 20.0  # of the published power boost
 
@@ -155,7 +156,7 @@ def _duel(best: Tensor, worst: Tensor, tau: Number, rules: Rules, finite: bool) 
     """The value that goes on, and the shares of the two in a new last dimension."""
     if not finite:
         return _guarded_duel(best, worst, tau, rules)
-    lead = BASE ** (best / tau) - BASE ** (worst / tau) if rules.power else (best - worst) * (rules.boost / tau)
+    lead = BASE ** (best / tau) - BASE ** (worst / tau) if rules.power else over((best - worst) * rules.boost, tau)
     lose = torch.sigmoid(-lead)  # the small one of the two: its derivative keeps its digits where the other is rounded to 1
     return best - (best - worst) * lose, torch.stack([1 - lose, lose], -1)
 

@@ -58,8 +58,10 @@ def _formula(
     in_x = (_through_softmax(wide, grad - held) * height.unsqueeze(-2)).sum(-1) / over
     if tau is None:
         return in_x.to(x.dtype), x.new_zeros(1)
-    far = x.to(wide.dtype) - (x if items is None else torch.where(items, x, -torch.inf)).amax(-1, keepdim=True)
-    return in_x.to(x.dtype), (-(in_x * far).sum(-1, keepdim=True) / tau).sum_to_size(tau.shape).to(tau.dtype)
+    # From the item that moves most: gradients sum to 0, and those of equal scores then cancel without a rounding.
+    far = (x - x.gather(-1, in_x.detach().abs().argmax(-1, keepdim=True))).to(wide.dtype)
+    in_tau, most = -(in_x * far).sum(-1, keepdim=True) / tau, torch.finfo(tau.dtype).max
+    return in_x.to(x.dtype), in_tau.sum_to_size(tau.shape).clamp(-most, most).to(tau.dtype)
 
 
 def _fake(grad: Tensor, plan: Tensor, x: Tensor, tau: Tensor | None, *_: Any) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from khot._settle import Among
 from khot._tensors import Number, column, deeper, is_bare
 from khot.primitives.limits import check_size
+from khot.primitives.slopes import not_less, over, shortened
 from khot.registry import relaxation
 
 STEPS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -47,8 +48,14 @@ def soft_count(scores: Tensor, tau: Number, h: str, among: Among | None = None) 
 
 def _above(part: Tensor, scores: Tensor, counted: Tensor | None, tau: Number, h: str) -> Tensor:
     gaps = scores.unsqueeze(-2) - part.unsqueeze(-1)
-    steps = STEPS[h](gaps / deeper(tau))
+    steps = STEPS[h](over(gaps, deeper(tau)))
     return (steps if counted is None else torch.where(counted.unsqueeze(-2), steps, 0.0)).sum(-1)
+
+
+def _ranks_and_width(scores: Tensor, tau: Number, h: str, delta: str, among: Among | None) -> tuple[Tensor, Number]:
+    """The ranks, and the temperature at which they are compared with the places."""
+    width, power = column(tau, scores), 3 if delta == "gaussian" else 2  # the slope is a power of 1 / tau
+    return shortened(soft_count(scores, width, h, among), width, scores.dtype, power), not_less(width, scores.dtype, power)
 
 
 def _log_delta(ranks: Tensor, place: Tensor, tau: Number, delta: str) -> Tensor:
@@ -56,10 +63,12 @@ def _log_delta(ranks: Tensor, place: Tensor, tau: Number, delta: str) -> Tensor:
     away = ranks.unsqueeze(-2) - place
     width = deeper(tau)
     if delta == "sigmoid":
-        below = logsigmoid((0.5 - away) / width)
-        return torch.where(place == 1, below, below + logsigmoid((0.5 + away) / width))
+        below = logsigmoid(over(0.5 - away, width))
+        return torch.where(place == 1, below, below + logsigmoid(over(0.5 + away, width)))
     if delta == "gaussian":
-        return -(away / width).square() / 2
+        far = away.abs()
+        nearest = far.detach().amin(-1, keepdim=True)  # a constant of the row: without it every square may overflow
+        return -over(far - nearest, width) * over(far + nearest, width) / 2
     return _log_hat(away)
 
 
@@ -76,8 +85,8 @@ def _raw_delta(ranks: Tensor, place: Tensor, tau: Number, delta: str) -> Tensor:
     away = ranks.unsqueeze(-2) - place
     width = deeper(tau)
     if delta == "sigmoid":
-        return torch.sigmoid((0.5 - away) / width) - torch.where(place == 1, 0.0, torch.sigmoid((-0.5 - away) / width))
-    return (1 - away.abs()).clamp(min=0) if delta == "hat" else torch.exp(-(away / width).square() / 2)
+        return torch.sigmoid(over(0.5 - away, width)) - torch.where(place == 1, 0.0, torch.sigmoid(over(-0.5 - away, width)))
+    return (1 - away.abs()).clamp(min=0) if delta == "hat" else torch.exp(-over(away, width).square() / 2)
 
 
 def _check(h: str, delta: str) -> None:
@@ -100,9 +109,9 @@ def _mask(
         matrix = _matrix(scores, k, tau, h=h, delta=delta, normalize=normalize, among=among)
         return (matrix if among is None else torch.where(among.wanted(k), matrix, 0.0)).sum(-2)
     _check(h, delta)
-    width = column(tau, scores)
     count = k if among is None else among.k
-    mask = torch.sigmoid((count + 0.5 - soft_count(scores, width, h, among)) / width)  # the differences telescope
+    ranks, width = _ranks_and_width(scores, tau, h, delta, among)
+    mask = torch.sigmoid(over(count + 0.5 - ranks, width))  # the differences telescope
     return mask * (count > 0)
 
 
@@ -118,14 +127,13 @@ def _matrix(
 ) -> Tensor:
     _check(h, delta)
     check_size("counting", *scores.shape[:-1], k, scores.shape[-1])
-    width = column(tau, scores)
-    ranks = soft_count(scores, width, h, among)
+    ranks, width = _ranks_and_width(scores, tau, h, delta, among)
     place = torch.arange(1, k + 1, device=scores.device, dtype=scores.dtype).unsqueeze(-1)
     if not normalize:
         return _raw_delta(ranks, place, width, delta)
     if among is None:
         return torch.softmax(_log_delta(ranks, place, width, delta), -1)
-    ranks = torch.where(among.items, ranks, torch.inf) if delta == "hat" else ranks
+    ranks = torch.where(among.items, ranks, torch.inf if delta == "hat" else 3.0 * scores.shape[-1])  # nearest to no place
     return torch.softmax(_log_delta(ranks, place, width, delta).masked_fill(~among.items.unsqueeze(-2), -torch.inf), -1)
 
 

@@ -14,6 +14,7 @@ from khot._tensors import Number, column, deeper, in_forward_mode, is_traced, re
 from khot.primitives.limits import check_size
 from khot.primitives.peaks import Peaks
 from khot.primitives.pieces import mask_by_rows, select_by_rows
+from khot.primitives.slopes import over
 from khot.registry import relaxation
 
 _DTYPES = (torch.float32, torch.float64)
@@ -48,7 +49,7 @@ def _farthest(scores: Tensor, tau: Number) -> float | None:
 def _some_rows(scores: Tensor, top: Tensor, index: Tensor, unit: Number, start: int, stop: int) -> Tensor:
     """Only items among the ``k`` largest are ever taken out: their logits are made apart and written over the others."""
     mine = top[..., start:stop, None]
-    logits, of_top = (_minus_square((mine - other.unsqueeze(-2)) / deeper(unit)) for other in (scores, top))
+    logits, of_top = (_minus_square(over(mine - other.unsqueeze(-2), deeper(unit))) for other in (scores, top))
     row = torch.arange(start, stop, dtype=torch.long, device=scores.device).unsqueeze(-1)
     gone = torch.arange(top.shape[-1], dtype=torch.long, device=scores.device) < row
     return torch.softmax(logits.scatter(-1, index.unsqueeze(-2).expand(of_top.shape), of_top.masked_fill(gone, -torch.inf)), -1)
@@ -70,7 +71,7 @@ def _some_special_rows(
     stop: int,
 ) -> Tensor:
     row = torch.arange(start, stop, dtype=torch.long, device=scores.device).unsqueeze(-1)
-    gap = (top[..., start:stop, None] - scores.unsqueeze(-2)) / deeper(tau)
+    gap = over(top[..., start:stop, None] - scores.unsqueeze(-2), deeper(tau))
     gap = gap if most is None else gap.clamp(-most, most)
     gone = turn < row
     if among is not None:  # a row without any item left keeps the one that is its own, so that no softmax is empty

@@ -12,6 +12,7 @@ from khot._settle import Among
 from khot._tensors import Number, column, is_exporting
 from khot.primitives.limits import check_size
 from khot.primitives.order import descending_order
+from khot.primitives.slopes import over
 from khot.registry import relaxation
 
 _TINY = 1e-30  # keeps the root in phi away from 0
@@ -123,7 +124,7 @@ def _compare(values: Tensor, tau: Number, swap: str, layer: _Layer) -> tuple[Ten
     """What the comparators decide, and the values after them."""
     parts = _split(values, layer)
     gap = parts.upper - parts.lower
-    stay = SWAPS[swap](gap / tau)
+    stay = SWAPS[swap](over(gap, tau))
     moved = gap * (1 - stay)
     return stay, _join(parts.upper - moved, parts.lower + moved, values, parts, layer)
 
@@ -133,7 +134,7 @@ def _compare_some(values: Tensor, there: Tensor, tau: Number, swap: str, layer: 
     parts, seats = _split(values, layer), _split(there, layer)
     both, alone = seats.upper & seats.lower, seats.lower & ~seats.upper
     gap = torch.where(both, parts.upper - parts.lower, 0.0)
-    stay = torch.where(both, SWAPS[swap](gap / tau), (~alone).to(gap.dtype))
+    stay = torch.where(both, SWAPS[swap](over(gap, tau)), (~alone).to(gap.dtype))
     moved = gap * (1 - stay)
     high = torch.where(alone, parts.lower, parts.upper - moved)
     low = torch.where(alone, parts.upper, parts.lower + moved)

@@ -14,6 +14,7 @@ from khot._tensors import Number, column, deeper, wide_dtype
 from khot.primitives.limits import check_size
 from khot.primitives.order import descending_order
 from khot.primitives.pieces import mask_by_rows, select_by_rows
+from khot.primitives.slopes import over
 from khot.registry import relaxation
 
 
@@ -42,7 +43,7 @@ def _some_rows(scores: Tensor, among: Among | None, sums: Tensor, order: Tensor,
     """
     once, weighted = sums.detach()[..., start:stop].unbind(-2)
     twice = 2.0 * torch.arange(start, stop, device=sums.device, dtype=sums.dtype).expand_as(once)
-    left = torch.stack([twice, -torch.ones_like(twice), weighted - twice * once], -1) / deeper(tau)
+    left = over(torch.stack([twice, -torch.ones_like(twice), weighted - twice * once], -1), deeper(tau))
     right = torch.cat([_unsort(sums, order.unsqueeze(-2).expand(sums.shape)), torch.ones_like(sums[..., :1, :])], -2)
     logits = (left @ right).to(scores.dtype)
     return torch.softmax(logits if among is None else logits.masked_fill(~among.items.unsqueeze(-2), -torch.inf), -1)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from khot._settle import Among
 from khot._tensors import Number, column, readable, wide_dtype
+from khot.primitives.slopes import over
 from khot.primitives.threshold.rows import wide_sum
 from khot.registry import relaxation
 
@@ -14,7 +15,7 @@ from khot.registry import relaxation
 def _mask(scores: Tensor, k: Number, tau: Number = 1.0, *, among: Among | None = None) -> Tensor:
     n = scores.shape[-1] if among is None else among.items.sum(-1, keepdim=True)
     count = torch.as_tensor(column(k, scores) if among is None else among.k, dtype=wide_dtype(scores), device=scores.device)
-    u = scores / column(tau, scores)
+    u = over(scores, column(tau, scores))
     p = torch.sigmoid(u)
     total = _total(p, among)
     short = total.detach() < count

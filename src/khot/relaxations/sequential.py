@@ -10,6 +10,7 @@ from torch import Tensor
 from khot._settle import Among
 from khot._tensors import Number, column, readable, source
 from khot.primitives.limits import check_size
+from khot.primitives.slopes import over
 from khot.primitives.successive import successive_softmaxes, sum_of_softmaxes
 from khot.registry import relaxation
 
@@ -21,17 +22,20 @@ def gumbel_noise(scores: Tensor, generator: torch.Generator | None) -> Tensor:
 
 def _logits(scores: Tensor, tau: Number, noise: bool, generator: torch.Generator | None, among: Among | None) -> Tensor:
     keys = scores + gumbel_noise(scores, generator) if noise else scores
-    logits = keys / tau
+    if isinstance(tau, Tensor):
+        keys = keys - keys.detach().amax(-1, keepdim=True)  # a shift changes nothing, and equal scores then have no part in tau's gradient
+    logits = over(keys, tau)
     if not (readable(logits) and math.isfinite(logits.detach().abs().sum().item())):
         logits = _without_overflow(logits, keys)
     return logits if among is None else logits.masked_fill(~among.items, -torch.inf)
 
 
 def _without_overflow(logits: Tensor, keys: Tensor) -> Tensor:
-    """Infinite logits of finite scores become the largest there are, in the order of the scores; without gradient."""
+    """Logits of finite scores beyond the dtype become the largest there are, in the order of the scores; without gradient."""
     still, most = keys.detach().contiguous(), torch.finfo(keys.dtype).max / 4
     place = torch.searchsorted(still.sort(-1).values, still).to(keys.dtype) / keys.shape[-1]  # equal for equal scores
-    return torch.where(logits.isinf(), torch.where(logits > 0, (1 + place) * most, (place - 2) * most), logits)
+    beyond = logits.detach().abs() >= torch.finfo(keys.dtype).max
+    return torch.where(beyond, torch.where(logits > 0, (1 + place) * most, (place - 2) * most), logits)
 
 
 def _matrix(

@@ -11,6 +11,7 @@ from torch.nn.functional import logsigmoid
 from khot._tensors import Number, column
 from khot.primitives.limits import check_size
 from khot.primitives.rank import Regularization, check_regularization, heights, ranks
+from khot.primitives.slopes import not_less, over, shortened
 from khot.primitives.telescope import telescope
 from khot.primitives.threshold.autograd import solve_mask
 from khot.registry import relaxation
@@ -25,7 +26,8 @@ def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, regularization: Regulari
     if cuts == "fixed":
         check_size("softrank", *scores.shape, k, fix="use cuts='solved', whose mask needs no matrix")
         return _fixed(scores, _wide_heights(scores, tau, regularization), k, tau).sum(-2).to(scores.dtype)
-    return solve_mask(heights(scores, k, tau, regularization), k, tau, SIGMOID)
+    above = shortened(heights(scores, k, tau, regularization), column(tau, scores), scores.dtype)
+    return solve_mask(above, k, not_less(tau, scores.dtype), SIGMOID)
 
 
 @relaxation(
@@ -75,7 +77,7 @@ def _check(regularization: str, cuts: str) -> None:
 
 
 def _wide_heights(scores: Tensor, tau: Number, regularization: Regularization) -> Tensor:
-    return -ranks(scores, tau, regularization, descending=True, wide=True)
+    return -shortened(ranks(scores, tau, regularization, descending=True, wide=True), column(tau, scores), scores.dtype)
 
 
 def _tops(heights: Tensor, k: int) -> Tensor:
@@ -85,7 +87,7 @@ def _tops(heights: Tensor, k: int) -> Tensor:
 def _solved(scores: Tensor, heights: Tensor, k: int, tau: Number) -> Tensor:
     """Rows are differences of long sums: they are taken before rounding. The certain and the excluded stay infinite."""
     ends = torch.where(scores.isinf(), scores.detach().to(heights.dtype), heights)
-    return telescope(ends, _tops(heights, k)[..., :k], column(tau, heights), SIGMOID, scores.dtype)
+    return telescope(ends, _tops(heights, k)[..., :k], column(not_less(tau, scores.dtype), heights), SIGMOID, scores.dtype)
 
 
 def _stacked(tau: Number, like: Tensor, rows: tuple[int, ...]) -> Number:
@@ -97,9 +99,9 @@ def _stacked(tau: Number, like: Tensor, rows: tuple[int, ...]) -> Number:
 def _fixed(scores: Tensor, heights: Tensor, k: int, tau: Number) -> Tensor:
     """The difference of two sigmoids one place apart is, up to a factor without the rank, the product of their two tails."""
     places = torch.arange(1, k + 1, dtype=heights.dtype, device=heights.device).unsqueeze(-1)
-    tau = _stacked(tau, heights, (*scores.shape[:-1], k, 1))
+    tau = _stacked(not_less(tau, scores.dtype), heights, (*scores.shape[:-1], k, 1))
     away = places + heights.unsqueeze(-2)  # place minus rank
-    lower = torch.where(places > 1, logsigmoid((0.5 - away) / tau), 0.0)  # the first row is open below
+    lower = torch.where(places > 1, logsigmoid(over(0.5 - away, tau)), 0.0)  # the first row is open below
     excluded = (scores == -torch.inf).unsqueeze(-2)
-    logits = (logsigmoid((away + 0.5) / tau) + lower).masked_fill(excluded, torch.finfo(heights.dtype).min)
+    logits = (logsigmoid(over(away + 0.5, tau)) + lower).masked_fill(excluded, torch.finfo(heights.dtype).min)
     return torch.softmax(logits, -1).masked_fill(excluded, 0.0)

@@ -11,6 +11,7 @@ from khot._settle import Among
 from khot._tensors import Number, column, deeper
 from khot.primitives.limits import check_size
 from khot.primitives.scan import decayed_cumsum
+from khot.primitives.slopes import over
 from khot.registry import relaxation
 
 
@@ -37,7 +38,7 @@ def _kernel(scores: Tensor, k: int, tau: Number, among: Among | None) -> _Kernel
 
 
 def _near(high: Tensor, low: Tensor, tau: Number) -> Tensor:
-    return torch.exp(-(high - low).clamp(min=0) / tau)
+    return torch.exp(-over((high - low).clamp(min=0), tau))
 
 
 def _both_ways(values: Tensor, kernel: _Kernel, beyond: Tensor | float) -> Tensor:
@@ -74,7 +75,7 @@ def _select(x: Tensor, scores: Tensor, k: int, tau: Number = 1.0, *, among: Amon
 def _matrix(scores: Tensor, k: int, tau: Number = 1.0, *, among: Among | None = None) -> Tensor:
     check_size("softsort", *scores.shape[:-1], k, scores.shape[-1], fix="soft_topk and select_topk need no matrix")
     top = scores.gather(-1, (scores.detach() if among is None else among.hide(scores)).topk(k).indices)
-    logits = -(top.unsqueeze(-1) - scores.unsqueeze(-2)).abs() / deeper(column(tau, scores))
+    logits = -over((top.unsqueeze(-1) - scores.unsqueeze(-2)).abs(), deeper(column(tau, scores)))
     return torch.softmax(logits if among is None else logits.masked_fill(~among.items.unsqueeze(-2), -torch.inf), -1)
 
 

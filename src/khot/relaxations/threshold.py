@@ -8,6 +8,7 @@ from torch import Tensor, is_grad_enabled
 from khot._settle import Among
 from khot._tensors import Number, column, in_forward_mode, in_reach, is_traced
 from khot.primitives.select import ends, kth_largest
+from khot.primitives.slopes import over
 from khot.registry import relaxation
 
 
@@ -18,10 +19,10 @@ def _mask(scores: Tensor, k: int, tau: Number = 1.0, *, among: Among | None = No
     if among is None:
         cut = _cut(scores, scores, k)
         if is_grad_enabled() and (scores.requires_grad or isinstance(tau, Tensor) and tau.requires_grad) or not in_reach(scores):
-            return torch.sigmoid((scores - cut) / column(tau, scores))
+            return torch.sigmoid(over(scores - cut, column(tau, scores)))
         away = scores - cut  # nobody else holds it
         return (away if isinstance(tau, float) and tau == 1 else away.div_(column(tau, scores))).sigmoid_()
-    mask = torch.sigmoid((scores - _cut(scores, among.hide(scores), among.k.clamp(min=1))) / column(tau, scores))
+    mask = torch.sigmoid(over(scores - _cut(scores, among.hide(scores), among.k.clamp(min=1)), column(tau, scores)))
     everything = among.k >= among.items.sum(-1, keepdim=True)
     return torch.where(everything, 1.0, torch.where(among.k > 0, mask, 0.0))
 

@@ -31,6 +31,7 @@ typedef float VecF __attribute__((vector_size(KHOT_VECTOR_BYTES)));
 typedef double VecD __attribute__((vector_size(KHOT_VECTOR_BYTES)));
 typedef int32_t IntF __attribute__((vector_size(KHOT_VECTOR_BYTES)));
 typedef int64_t IntD __attribute__((vector_size(KHOT_VECTOR_BYTES)));
+typedef uint32_t UIntF __attribute__((vector_size(KHOT_VECTOR_BYTES)));
 typedef uint16_t HalfU16 __attribute__((vector_size(KHOT_VECTOR_BYTES / 2)));
 
 template <class T> struct VecTypes;
@@ -233,17 +234,19 @@ KHOT_INLINE VecF load_float16(const uint16_t* p) {
   VecF value = magnitude >= 0x7c00 ? special : scaled;
   return (VecF)((IntF)value | ((h & 0x8000) << 16));
 }
+// Rounding adds to the bits without a sign: those of a nan, which are thrown away, may wrap.
 KHOT_INLINE void store_bfloat16(uint16_t* p, VecF v) {
-  IntF b = (IntF)v;
-  IntF rounded = ((b + 0x7fff + ((b >> 16) & 1)) >> 16) & 0xffff;  // to nearest, ties to even
-  store_bits(p, v == v ? rounded : splat_int(0x7fc0));
+  UIntF b = (UIntF)v;
+  UIntF rounded = (b + 0x7fff + ((b >> 16) & 1)) >> 16;  // to nearest, ties to even
+  store_bits(p, v == v ? (IntF)rounded : splat_int(0x7fc0));
 }
 KHOT_INLINE void store_float16(uint16_t* p, VecF v) {
   IntF b = (IntF)v, sign = (b >> 16) & 0x8000, magnitude = b & 0x7fffffff;
   // Normal results: rebias and round to nearest even. Subnormal ones: let the float adder round at bit 2^-24.
-  IntF normal = (magnitude - ((127 - 15) << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
-  IntF subnormal = (IntF)((VecF)magnitude + splat(0.5f)) - (IntF)splat(0.5f);
-  IntF h = magnitude < (113 << 23) ? subnormal : normal;
+  UIntF m = (UIntF)magnitude;
+  UIntF normal = (m - ((127 - 15) << 23) + 0xfff + ((m >> 13) & 1)) >> 13;
+  UIntF subnormal = (UIntF)((VecF)magnitude + splat(0.5f)) - (UIntF)splat(0.5f);
+  IntF h = magnitude < (113 << 23) ? (IntF)subnormal : (IntF)normal;
   h = magnitude >= 0x477ff000 ? splat_int(0x7c00) : h;  // 65520 and more round to infinity
   h = v == v ? h : splat_int(0x7e00);
   store_bits(p, h | sign);
