@@ -62,7 +62,7 @@ def _denoise(picture: str, row: str, k: int, seed: int, folder: Path, few: bool)
     atoms = ROWS[row](patches[rows].numpy(), ATOMS, 1, GAIN * SIGMA, seed)
     fit = time.process_time() - began
     began = time.process_time()
-    coder = sklearn_codes if row == "sklearn" else khot_codes
+    coder = sklearn_codes if row.startswith("sklearn") else khot_codes
     better, used = rebuilt(patches, atoms, coder, GAIN * SIGMA)
     picture_ = average(better + means, noisy)
     return {"psnr": psnr(picture_, clean), "noisy": psnr(noisy, clean), "fit_seconds": fit,

@@ -17,7 +17,7 @@ from bench.common import Table, chosen, print_tables
 
 LETTERS, BEAMS, MOST = "abcdefghijklmnopqrstuvwxyz'", 4, 20
 PAD = END = 0
-TAUS, RATE, MIXED, METHOD = (1.0, 0.1), 5e-4, 2.0, "softsort"  # of the training through the beam
+TAUS, RATE, MIXED, METHOD = (0.1, 0.02), 2e-4, 4.0, "softsort"  # of the training through the beam
 Stepper = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 ROWS = ("start", "cross entropy", "relaxed")
 

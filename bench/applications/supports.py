@@ -143,7 +143,10 @@ def _stepwise(data: Samples, grid: Grid) -> list[np.ndarray]:
 def fitted(optimizer: Any, data: Samples) -> np.ndarray:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of fits that did not converge or that left nothing; they are scored as they are
-        return np.array(optimizer.fit(data.library, data.slope).coef_)
+        try:
+            return np.array(optimizer.fit(data.library, data.slope).coef_)
+        except (ValueError, np.linalg.LinAlgError):  # its numbers grew beyond all bounds: it found nothing
+            return np.zeros(data.truth.shape)
 
 
 def refitted(support: np.ndarray, data: Samples) -> np.ndarray:
