@@ -193,7 +193,7 @@ def test_files_that_do_not_fit_say_why(tmp_path: Path) -> None:
     weights, config = tmp_path / "sae_weights.safetensors", tmp_path / "cfg.json"
     tensors, text = load_file(weights), config.read_text()
     save_file({name: tensor for name, tensor in tensors.items() if name != "b_enc"}, weights)
-    with pytest.raises(ValueError, match="b_enc is in one of them only"):
+    with pytest.raises(ValueError, match="b_enc is missing"):
         SparseAutoencoder.load(tmp_path)
     save_file(tensors | {"W_dec": 2 * tensors["W_dec"]}, weights)
     with pytest.raises(ValueError, match="have norms from 2 to 2"):
@@ -213,7 +213,7 @@ def test_files_that_do_not_fit_say_why(tmp_path: Path) -> None:
         ({"k": 0}, "between 1"),
         ({"select": "all"}, "select must be"),
         ({"design": "systematic"}, "name one"),
-        ({"passes": 0}, "passes and start"),
+        ({"passes": 0}, "passes must be a whole number from 1 on, got 0"),
         ({"k": LearnedK(11, mean=4)}, "dim=12"),
         ({"method": "sigmod"}, "did you mean"),
     ],

@@ -1,6 +1,8 @@
 """Sparse networks: the budget, the freezing, the way back to plain modules."""
 
+import contextlib
 import copy
+import importlib
 import warnings
 
 import pytest
@@ -9,9 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import khot
+from khot import kernels
 from khot.nn import SparseLinear, anneal, sparsify, to_csr
 from khot.nn.annealing import share_of
 from khot.nn.csr import CSRLinear
+
+sparsify_module = importlib.import_module("khot.nn.sparsify")  # the function of that name hides it
 
 
 def net() -> nn.Sequential:
@@ -65,35 +70,54 @@ def test_density_falls_along_a_cubic_and_masks_sum_to_the_budget() -> None:
         assert total == pytest.approx(round(density * 1920), rel=1e-5)
 
 
-def test_one_mask_is_solved_in_each_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("options", [{}, {"hard": True}], ids=["at once", "plain"])
+def test_one_mask_is_solved_in_each_forward(monkeypatch: pytest.MonkeyPatch, options: dict) -> None:
     model, calls = net(), []
-    sparse = sparsify(model, density=0.1)
-    solve = sparse._masks
-    monkeypatch.setattr(sparse, "_masks", lambda: calls.append(1) or solve())
+    sparse = sparsify(model, density=0.1, **options)
+    at_once, plainly = sparsify_module.multiply, sparse._masks
+    monkeypatch.setattr(sparsify_module, "multiply", lambda *args, **more: calls.append("at once") or at_once(*args, **more))
+    monkeypatch.setattr(sparse, "_masks", lambda: calls.append("plain") or plainly())
     sparse.anneal(0.3)
     out = model(torch.randn(4, 20))
-    assert len(calls) == 1 and not sparse.current
+    wanted = ["plain"] if options else ["at once"] if kernels.available() else ["at once", "plain"]  # which may find that it cannot
+    assert calls == wanted and not sparse.current
     part = model[0](torch.randn(4, 20))  # a layer by itself works as well
-    assert len(calls) == 2 and part.shape == (4, 30)
+    assert calls == [*wanted, "plain"] and part.shape == (4, 30)
     (out.sum() + part.sum()).backward()
 
 
-def test_a_mask_is_kept_for_some_passes_without_its_gradient() -> None:
+@pytest.mark.parametrize("native", [True, False])
+def test_a_mask_is_kept_for_some_passes_without_its_gradient(native: bool) -> None:
     model, x = net(), torch.randn(5, 20)
     sparse = sparsify(model, density=0.1, every=3)
     sparse.anneal(0.2)
     weight = model[0].parametrizations.weight.original
-    for turn in range(6):
-        with torch.no_grad():
-            weight.add_(torch.randn_like(weight))
-        sparse.begin()
-        mask = sparse.current[0]
-        assert mask.requires_grad == (turn % 3 == 0)
-        fresh = sparse._masks()[0]
-        assert torch.equal(mask, fresh) == (turn % 3 == 0)
-        sparse.end()
+    with contextlib.nullcontext() if native else kernels.disabled():
+        for turn in range(6):
+            with torch.no_grad():
+                weight.add_(torch.randn_like(weight))
+            sparse.begin()
+            product, fresh = sparse.current[0], sparse._masks()[0]
+            assert torch.allclose(product, weight * fresh, rtol=1e-4) == (turn % 3 == 0)
+            (got,) = torch.autograd.grad(product.sum(), weight)
+            assert torch.equal(got, sparse.last[0]) == (turn % 3 != 0)
+            sparse.end()
     model.eval()
     assert model(x).shape and sum(kept.kept for kept in sparse.report().values()) == share_of(sparse.total, 0.1)
+
+
+def test_a_frozen_mask_follows_its_buffer() -> None:
+    model = net()
+    sparse = sparsify(model, density=0.1, scope="layer")
+    sparse.anneal(1.0)
+    x = torch.randn(4, 20)
+    model(x)
+    state = {name: torch.ones_like(value) if name.endswith("mask") else value for name, value in model.state_dict().items()}
+    model.load_state_dict(state)
+    torch.testing.assert_close(model[0].weight, model[0].parametrizations.weight.original)
+    assert model.double()[0].weight.dtype == torch.float64
+    with torch.inference_mode():
+        assert copy.deepcopy(model)(x.double()).shape == (4, 3)
 
 
 def test_gradients_are_those_of_the_formula() -> None:

@@ -16,15 +16,25 @@ from bench.common import RESULTS, Recorder, Table, parser, progress
 DATA = Path.home() / ".cache" / "khot"
 
 
-def options(name: str, about: str | None) -> argparse.ArgumentParser:
-    """What every application takes."""
+def options(name: str, about: str | None, *, first: bool = False) -> argparse.ArgumentParser:
+    """What every application takes; ``first`` where settings can be looked for on other seeds than the table's, see :func:`seeds`."""
     made = parser(f"applications {name}", about)
     made.add_argument("--data", type=Path, default=DATA, help="folder with the data, default ~/.cache/khot")
     made.add_argument("--seeds", type=int, help="how many seeds or splits")
+    if first:
+        made.add_argument("--first", type=int, default=0, help="the first of them: 0 in the tables, 100 where settings are looked for")
     made.add_argument("--rows", help="comma separated rows of the table, default all")
     made.add_argument("--threads", type=int, default=1)
     made.add_argument("--show", action="store_true", help="print the table of what has been run, and run nothing")
     return made
+
+
+def seeds(given: argparse.Namespace, default: int) -> range:
+    """Those that were asked for; settings are to be looked for with ``--out``, apart from the tables."""
+    number = 1 if given.quick else given.seeds or default
+    if given.first and given.out is None:
+        raise SystemExit("with --first, name a file of its own: --out FILE; the table has the seeds from 0 on")
+    return range(given.first, given.first + number)
 
 
 def run(name: str, given: argparse.Namespace, cells: Sequence[dict[str, Any]], work: Callable[..., dict[str, Any]]) -> list[dict[str, Any]]:

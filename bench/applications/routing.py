@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from bench.applications import language
-from bench.applications.cells import mean, options, run
+from bench.applications.cells import mean, options, run, seeds
 from bench.applications.routers import Plain, Shrinking
 from bench.common import Table, chosen, print_tables
 from khot.nn import MoE, Routing, StackedFeedForward, TopKRouter, anneal
@@ -36,18 +36,18 @@ ROWS: dict[str, Callable[[], nn.Module]] = {
 
 
 def main(argv: list[str]) -> int:
-    made = options("routing", __doc__)
+    made = options("routing", __doc__, first=True)
     made.add_argument("--task", choices=["teacher", "language"], default="teacher")
     made.add_argument("--steps", type=int)
     given = made.parse_args(argv)
     if given.task == "teacher":
         names = chosen(given.rows, ROWS, ["euclidean", "softmax-topk"] if given.quick else None)
-        steps, seeds, work = (60, 1, _teacher) if given.quick else (given.steps or 3000, given.seeds or 10, _teacher)
+        steps, wanted, work = 60 if given.quick else given.steps or 3000, 10, _teacher
     else:
         names = chosen(given.rows, language.ROWS, ["khot", "relu", "dense"] if given.quick else None)
-        steps, seeds = (4, 1) if given.quick else (given.steps or language.STEPS, given.seeds or 5)
+        steps, wanted = 4 if given.quick else given.steps or language.STEPS, 5
         work = functools.partial(language.cell, folder=given.data)
-    cells = [{"task": given.task, "row": row, "seed": seed, "steps": steps} for seed in range(seeds) for row in names]
+    cells = [{"task": given.task, "row": row, "seed": seed, "steps": steps} for seed in seeds(given, wanted) for row in names]
     print_tables(tables(run("routing", given, cells, work)))
     return 0
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import khot
-from bench.applications.cells import Clock, mean, options, run
+from bench.applications.cells import Clock, mean, options, run, seeds
 from bench.applications.data import images
 from bench.common import Table, chosen, print_tables
 from khot.nn import Sparsifier, anneal, sparsify
@@ -47,7 +47,7 @@ ROWS: dict[str, dict[str, Any]] = {
 
 
 def main(argv: list[str]) -> int:
-    made = options("sparse", __doc__)
+    made = options("sparse", __doc__, first=True)
     made.add_argument("--epochs", type=int, default=20)
     made.add_argument("--densities", default="0.05,0.02,0.01")
     made.add_argument("--validate", action="store_true", help="leave the test images alone: for tuning")
@@ -55,10 +55,10 @@ def main(argv: list[str]) -> int:
     densities = [0.02] if given.quick else [float(part) for part in given.densities.split(",")]
     rows = chosen(given.rows, ROWS, ["khot", "dense"] if given.quick else None)
     tested = not given.validate
-    epochs, seeds = (1, 1) if given.quick else (given.epochs, given.seeds or 5)
+    epochs = 1 if given.quick else given.epochs
     cells = [
         {"data": "mnist", "row": row, "density": 1.0 if row == "dense" else density, "seed": seed, "epochs": epochs, "tested": tested}
-        for seed in range(seeds) for density in densities for row in rows if row != "dense" or density == densities[0]
+        for seed in seeds(given, 5) for density in densities for row in rows if row != "dense" or density == densities[0]
     ]  # fmt: skip
     print_tables(tables(run("sparse", given, cells, functools.partial(_cell, folder=given.data))))
     return 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.applications.cells import options, pivot, run
+from bench.applications.cells import options, pivot, run, seeds
 from bench.common import Table, chosen, print_tables
 
 TABLES = {"NCI60": ("ISLR", "labs"), "tissue_gene_expression": ("dslabs", "y"), "pd_speech": ("modeldata", "class")}
@@ -103,10 +103,10 @@ ROWS: dict[str, Callable[[int, int], Any]] = {
 
 
 def main(argv: list[str]) -> int:
-    given = options("wide", __doc__).parse_args(argv)
+    given = options("wide", __doc__, first=True).parse_args(argv)
     rows = chosen(given.rows, ROWS, ["f-test"] if given.quick else None)
-    names, ks, repeats = (["tissue_gene_expression"], [10], 1) if given.quick else (list(TABLES), KS, given.seeds or 10)
-    cells = [{"data": name, "row": row, "k": k, "seed": seed} for seed in range(repeats) for name in names for k in ks for row in rows]
+    names, ks = (["tissue_gene_expression"], [10]) if given.quick else (list(TABLES), KS)
+    cells = [{"data": name, "row": row, "k": k, "seed": seed} for seed in seeds(given, 10) for name in names for k in ks for row in rows]
     print_tables(tables(run("wide", given, cells, _cell)))
     return 0
 

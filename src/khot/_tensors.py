@@ -61,6 +61,14 @@ def source(generator: torch.Generator | None) -> dict[str, Any]:
     return {} if generator is None else {"generator": generator}
 
 
+_holders: Callable[[int], int] = _private("_C._storage_Use_Count", lambda storage: 0)
+
+
+def is_alone(tensor: Tensor) -> bool:
+    """Whether no other tensor, saved for a gradient or otherwise, and no array lies in the memory of this one."""
+    return _holders(tensor.untyped_storage()._cdata) == 2  # this tensor, and the storage that is looked at
+
+
 def in_forward_mode() -> bool:
     """Whether a level of forward-mode differentiation is open."""
     return getattr(forward_ad, "_current_level", 0) >= 0

@@ -20,7 +20,7 @@ SOURCE = Path(__file__).parent / "native"
 LIBRARY = "_native.so"
 PLACEHOLDER = "khot: "  # how a text begins that stands where the library would be
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
-PER_VARIANT = ("kernel.cpp", "entmax.cpp", "select.cpp", "shard.cpp")  # compiled for each instruction set
+PER_VARIANT = ("kernel.cpp", "entmax.cpp", "select.cpp", "shard.cpp", "masked.cpp")  # compiled for each instruction set
 VARIANTS = {
     "base": [],
     "avx2": ["-mavx2", "-mfma"],

@@ -28,7 +28,14 @@ ERRORS = {
 
 
 def forward(
-    x: Tensor, k: Number, tau: Number, family: str, *, shift: bool = True, curve: Callable[[], Curve] | None = None
+    x: Tensor,
+    k: Number,
+    tau: Number,
+    family: str,
+    *,
+    shift: bool = True,
+    curve: Callable[[], Curve] | None = None,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The mask, and the threshold of every row as a float64 column if asked for.
 
@@ -39,10 +46,11 @@ def forward(
         family: a key of :data:`FAMILIES`.
         shift: whether to return the thresholds.
         curve: of a family that has one.
+        out: contiguous memory for the mask, apart from that of ``x``.
     """
     if not x.is_contiguous():
         x = dense(x)
-    y = empty_like(x)
+    y = empty_like(x) if out is None else out
     n = x.shape[-1]
     # The plain call spelled out: each call of a helper costs as much as a hundred scores.
     k_rows, k = (None, k) if type(k) is float else per_row(k, x)
@@ -72,16 +80,18 @@ def backward(
     *,
     grad_k: bool = False,
     curve: Callable[[], Curve] | None = None,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The gradients in the scores and, as float64 columns, in ``k`` if asked for and in ``tau`` if given ``x`` and ``shift``.
 
     The slope is computed from ``y``: for the gaussian by way of the inverse of its distribution function.
+    ``out`` is contiguous memory for the gradient in the scores.
     """
     if grad.dtype is not y.dtype:
         grad = grad.to(y.dtype)
     if not (y.is_contiguous() and grad.is_contiguous()):
         y, grad = dense(y), dense(grad)
-    gx = empty_like(y)
+    gx = empty_like(y) if out is None else out
     n = y.shape[-1]
     gk = y.new_empty((*y.shape[:-1], 1), dtype=torch.float64) if grad_k else None
     gtau = y.new_empty((*y.shape[:-1], 1), dtype=torch.float64) if x is not None else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any, TypeAlias
 
 import torch
@@ -89,6 +90,19 @@ def check_share(value: float, name: str) -> float:
     if not 0 < value <= 1:
         raise ValueError(f"{name} must lie in (0, 1], got {value}")
     return float(value)
+
+
+def check_count(value: int, name: str, most: int | None = None, of: str = "") -> int:
+    """A whole number from 1 on, up to ``most`` where there is one, which is called ``of``."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1 or most is not None and value > most:
+        where = "from 1 on" if most is None else f"between 1 and {of}={most}"
+        raise ValueError(f"{name} must be a whole number {where}, got {value!r}")
+    return int(value)
+
+
+def check_width(x: Tensor, width: int) -> None:
+    if x.ndim == 0 or x.shape[-1] != width:
+        raise ValueError(f"x must have {width} features in its last dimension, got shape {tuple(x.shape)}")
 
 
 def share_of(total: int, share: float) -> int:

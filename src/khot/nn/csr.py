@@ -6,6 +6,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from khot.nn.annealing import check_width
+
 
 @final
 class CSRLinear(nn.Module):
@@ -26,8 +28,7 @@ class CSRLinear(nn.Module):
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[-1] != self.in_features:
-            raise ValueError(f"x must have {self.in_features} features in its last dimension, got shape {tuple(x.shape)}")
+        check_width(x, self.in_features)
         weight = torch.sparse_csr_tensor(self.crow, self.col, self.values, (self.out_features, self.in_features), check_invariants=False)
         out = (weight @ x.reshape(-1, self.in_features).T).T
         out = out if self.bias is None else out + self.bias

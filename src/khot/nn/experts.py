@@ -36,6 +36,8 @@ class StackedFeedForward(nn.Module):
         self, num_experts: int, dim: int, hidden: int, *, activation: Callable[[Tensor], Tensor] = F.silu, gated: bool = True
     ) -> None:
         super().__init__()
+        if min(num_experts, dim, hidden) < 1:
+            raise ValueError(f"num_experts, dim and hidden must be at least 1, got {num_experts}, {dim} and {hidden}")
         self.num_experts, self.dim, self.hidden, self.activation, self.gated = num_experts, dim, hidden, activation, gated
         self.up = nn.Parameter(_uniform(num_experts, dim, hidden * (2 if gated else 1)))
         self.down = nn.Parameter(_uniform(num_experts, hidden, dim))

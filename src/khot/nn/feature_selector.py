@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
 from khot.hard import topk_mask
-from khot.nn.annealing import Annealed, Method, Range, check_method, relaxed_mask
+from khot.nn.annealing import Annealed, Method, Range, check_count, check_method, check_width, relaxed_mask
 
 
 @final
@@ -51,9 +52,8 @@ class FeatureSelector(Annealed):
     ) -> None:
         super().__init__(tau, until)
         check_method(method, design)
-        if not 0 < k <= num_features:
-            raise ValueError(f"k must be between 1 and num_features={num_features}, got {k}")
-        self.num_features, self.k, self.method, self.hard, self.design = num_features, k, method, hard, design
+        self.k = check_count(k, "k", num_features, "num_features")
+        self.num_features, self.method, self.hard, self.design = num_features, method, hard, design
         self.scores = nn.Parameter(torch.zeros(num_features))
         self.register_buffer("always", _check_always(always, num_features, k))
         self.always: Tensor
@@ -83,9 +83,9 @@ class FeatureSelector(Annealed):
         return relaxed_mask(self._fixed(), self.k, self.tau, method=self.method, hard=hard, design=design, least=1.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[-1] != self.num_features:
-            raise ValueError(f"x must have {self.num_features} features in its last dimension, got shape {tuple(x.shape)}")
-        return x * self.mask.to(x.dtype)
+        check_width(x, self.num_features)
+        mask = self.mask
+        return x * (mask.to(x.dtype) if x.is_floating_point() or x.is_complex() else mask)  # a mask of whole numbers would be 0
 
     def extra_repr(self) -> str:
         return f"num_features={self.num_features}, k={self.k}, method={self.method!r}, hard={self.hard}, design={self.design!r}"
@@ -93,6 +93,8 @@ class FeatureSelector(Annealed):
 
 def _check_always(always: Sequence[int], n: int, k: int) -> Tensor:
     """A mask of the features that must stay."""
+    if not all(isinstance(feature, Integral) and not isinstance(feature, bool) for feature in always):
+        raise ValueError(f"always must name features by whole numbers, got {list(always)}")
     index = [int(feature) for feature in always]
     if len(set(index)) != len(index) or any(not 0 <= feature < n for feature in index):
         raise ValueError(f"always must name different features between 0 and {n - 1}, got {index}")

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from khot.nn.annealing import check_width
+
 
 @final
 class LearnedK(nn.Module):
@@ -43,8 +45,7 @@ class LearnedK(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``(..., dim) -> (...)``."""
-        if x.shape[-1] != self.dim:
-            raise ValueError(f"x must have {self.dim} features in its last dimension, got shape {tuple(x.shape)}")
+        check_width(x, self.dim)
         logit = F.linear(x, self.weight.unsqueeze(0)).squeeze(-1).float() + self.bias.float().squeeze(0)
         return self.low + (self.high - self.low) * torch.sigmoid(logit)
 

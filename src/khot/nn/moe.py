@@ -65,6 +65,8 @@ class MoE(nn.Module):
         if number * ranks != router.num_experts:
             where = f" and {ranks} ranks" if ranks > 1 else ""
             raise ValueError(f"there must be one expert for each of the router's {router.num_experts}, got {number}{where}")
+        if one and getattr(experts, "dim", router.dim) != router.dim:
+            raise ValueError(f"the experts take rows of {experts.dim} numbers and the router of {router.dim}")  # pyright: ignore[reportAttributeAccessIssue]
         if group is not None and router.choice != "token":
             raise ValueError("where experts choose tokens, they choose among all of them; spread experts over a group with choice='token'")
         if capacity is not None and not capacity > 0:

@@ -48,12 +48,13 @@ class Routing(NamedTuple):
 
         It looks at the soft mask, all of it: a loss on the chosen entries alone can be lowered without balancing anything.
         """
-        share = self.mask.sum(0, dtype=torch.float32) / self.mask.sum(dtype=torch.float32)
+        total = self.mask.sum(dtype=torch.float32)
+        share = self.mask.sum(0, dtype=torch.float32) / torch.where(total != 0, total, 1.0)  # 0 where there is no token
         return self.logits.shape[-1] * share.square().sum()
 
     def z_loss(self) -> Tensor:
         """Mean square of the logits' log-sum-exp, which keeps them small (Zoph et al. 2022)."""
-        return self.logits.float().logsumexp(-1).square().mean()
+        return self.logits.float().logsumexp(-1).square().sum() / max(1, self.logits.shape[0])
 
     def stats(self) -> dict[str, float]:
         """Coefficient of variation of the load, experts in use, mean experts a token, share of places without a token."""

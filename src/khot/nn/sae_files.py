@@ -30,14 +30,38 @@ def load(folder: Path) -> SparseAutoencoder:
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).exists():
             raise FileNotFoundError(f"{folder} must hold {CONFIG} and {WEIGHTS}; {name} is missing")
-    config = json.loads((folder / CONFIG).read_text())
-    tensors = _safetensors().load_file(folder / WEIGHTS)
+    config, tensors = _read(folder)
     sae = _build(config, tensors, folder)
     missing = set(sae.state_dict()) ^ set(tensors)
     if missing:
         raise ValueError(f"{folder / WEIGHTS} does not fit its {CONFIG}: {', '.join(sorted(missing))} is in one of them only")
+    for name, tensor in sae.state_dict().items():
+        if tensor.shape != tensors[name].shape:
+            shapes = f"{tuple(tensors[name].shape)}, which the other file wants to be {tuple(tensor.shape)}"
+            raise ValueError(f"{folder / WEIGHTS} does not fit its {CONFIG}: {name} has shape {shapes}")
     sae.to(tensors["W_enc"].dtype).load_state_dict(tensors)
     return sae
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Both files, or an error that names the one that is broken."""
+    library = _safetensors()
+    try:
+        config = json.loads((folder / CONFIG).read_text())
+    except ValueError as error:
+        raise ValueError(f"{folder / CONFIG} is not JSON: {error}") from error
+    try:
+        tensors = library.load_file(folder / WEIGHTS)
+    except Exception as error:  # whatever that library raises
+        raise ValueError(f"{folder / WEIGHTS} cannot be read: {error}") from error
+    kind = config.get("architecture") if isinstance(config, dict) else None
+    wanted = ["d_in", "d_sae", *(["k"] if kind == "topk" else ["k", "tau", "until", *OWN] if kind == "khot" else [])]
+    gone = [name for name in wanted if not isinstance(config, dict) or name not in config]
+    if gone:
+        raise ValueError(f"{folder / CONFIG} must be an object with {', '.join(wanted)}; it has no {', '.join(gone)}")
+    if gone := [name for name in NAMES if name not in tensors]:
+        raise ValueError(f"{folder / WEIGHTS} must hold {', '.join(NAMES)}; {', '.join(gone)} is missing")
+    return config, tensors
 
 
 def _for_sae_lens(sae: SparseAutoencoder) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -12,7 +12,7 @@ from khot._tensors import in_reach
 from khot.hard import topk_mask
 from khot.nn._sae_options import check
 from khot.nn._sparse_code import combine, dense, entries, places
-from khot.nn.annealing import Annealed, Method, Range, geometric, relaxed_mask
+from khot.nn.annealing import Annealed, Method, Range, check_width, geometric, relaxed_mask
 from khot.nn.learned_k import LearnedK
 from khot.primitives.select import hard_mask, largest
 
@@ -86,7 +86,7 @@ class SparseAutoencoder(Annealed):
         super().__init__(tau, until)
         if isinstance(k, LearnedK) and method is None:
             method = "sigmoid"  # which gives k its gradient
-        check(d_in, d_sae, k, select, method, design, passes, start)
+        k = check(d_in, d_sae, k, select, method, design, passes, start)
         self.d_in, self.d_sae, self.k, self.select = d_in, d_sae, k, select
         self.method, self.design, self.signed, self.passes, self.start = method, design, signed, passes, start
         self.aux, self.dead_after, self.stats = aux, dead_after, {}
@@ -125,6 +125,9 @@ class SparseAutoencoder(Annealed):
     @torch.no_grad()
     def center(self, x: Tensor, *, num_iters: int = 50) -> None:
         """Set ``b_dec`` to the geometric median of a first batch, by Weiszfeld's iteration: without the mean, fewer latents die."""
+        check_width(x, self.d_in)
+        if not x.numel():
+            raise ValueError("a batch without tokens has no centre")
         points = x.reshape(-1, self.d_in).to(self.b_dec.dtype)
         median = points.mean(0)
         for _ in range(num_iters):
@@ -136,11 +139,12 @@ class SparseAutoencoder(Annealed):
     def loss(self, x: Tensor) -> Tensor:
         """The fraction of variance unexplained, with the auxiliary loss and the penalty of a learned ``k`` where there are any.
 
-        Sets ``stats``: ``fvu``, ``l0`` (latents a token), ``dead`` (the share of latents that were silent for ``dead_after`` tokens).
+        Of a batch without variance it is the squared error itself. Sets ``stats``: ``fvu``, ``l0`` (latents a token), ``dead`` (the share
+        of latents that were silent for ``dead_after`` tokens).
         """
         recon, latents, pre = self._coded(x)
         total = (x - x.reshape(-1, self.d_in).mean(0)).square().sum().detach()
-        fvu = (x - recon).square().sum() / total
+        fvu = (x - recon).square().sum() / torch.where(total > 0, total, 1.0)
         self._watch(latents)
         dead = self.silent > self.dead_after
         self.stats = {"fvu": fvu.detach(), "l0": (latents.detach() != 0).sum(-1).float().mean(), "dead": dead.float().mean()}
@@ -171,6 +175,7 @@ class SparseAutoencoder(Annealed):
 
     def _coded(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Reconstruction, latents, and what they were selected from."""
+        check_width(x, self.d_in)
         if self._skips(x):
             return self._coded_sparsely(x)
         latents, pre = self._code(x)
@@ -180,7 +185,7 @@ class SparseAutoencoder(Annealed):
         """Whether a step may leave out the products with what is not selected, because nothing else has a gradient."""
         few = isinstance(self.k, int) and 8 * self.count <= self.d_sae and self.method is None and (not self.aux or self.passes == 1)
         plain = x.dtype == self.W_enc.dtype and x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(x.device.type)
-        return few and plain and x.numel() > 0 and x.shape[-1] == self.d_in and self.training and torch.is_grad_enabled() and in_reach(x)
+        return few and plain and x.numel() > 0 and self.training and torch.is_grad_enabled() and in_reach(x)
 
     def _coded_sparsely(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The same as the dense way: one product finds the selected latents, and only they are differentiated."""
@@ -210,8 +215,7 @@ class SparseAutoencoder(Annealed):
         return (largest(scores, self.count) + starts).flatten()
 
     def _code(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        if x.shape[-1] != self.d_in:
-            raise ValueError(f"x must have {self.d_in} features in its last dimension, got shape {tuple(x.shape)}")
+        check_width(x, self.d_in)
         centred = x - self.b_dec
         k = self.k(centred) if isinstance(self.k, LearnedK) else None
         pre = centred @ self.W_enc + self.b_enc

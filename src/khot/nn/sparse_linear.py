@@ -9,7 +9,7 @@ from torch.compiler import is_compiling
 from torch.nn import functional as F
 
 from khot.hard import topk_mask
-from khot.nn.annealing import Annealed, Method, Range, check_method, check_share, cubic, relaxed_mask, share_of
+from khot.nn.annealing import Annealed, Method, Range, check_method, check_share, check_width, cubic, relaxed_mask, share_of
 
 
 @final
@@ -67,10 +67,11 @@ class SparseLinear(Annealed):
         self.budget.fill_(self.count)
         if self.settled and not was and bool(self.mask.all()):
             self.mask.copy_(self._hard().bool())
+        if was and not self.settled:
+            self.mask.fill_(True)  # the choice is open again
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[-1] != self.in_features:
-            raise ValueError(f"x must have {self.in_features} features in its last dimension, got shape {tuple(x.shape)}")
+        check_width(x, self.in_features)
         return F.linear(x, self.weight * self._mask(), self.bias)
 
     def to_linear(self) -> nn.Linear:

@@ -9,7 +9,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from khot._tensors import in_forward_mode, is_bare, is_traced
-from khot.nn.annealing import Annealed, Method, Range, check_method, relaxed_mask
+from khot.nn.annealing import Annealed, Method, Range, check_count, check_method, check_width, relaxed_mask
 from khot.nn.routing import Choice, Gate, Routing
 from khot.primitives.select import largest
 from khot.sampling import sample
@@ -64,8 +64,7 @@ class TopKRouter(Annealed):
         check_method(method, design)
         if choice not in ("token", "expert"):
             raise ValueError(f"choice must be 'token' or 'expert', got {choice!r}")
-        if k < 1 or choice == "token" and k > num_experts:
-            raise ValueError(f"k must be between 1 and num_experts={num_experts}, got {k}")
+        k = check_count(k, "k", num_experts if choice == "token" else None, "num_experts")
         self.dim, self.num_experts, self.k, self.method, self.hard, self.design = dim, num_experts, k, method, hard, design
         self.choice: Choice = choice
         self.slots = min(num_experts, 3 * k) if slots is None else slots
@@ -82,8 +81,7 @@ class TopKRouter(Annealed):
 
     def route(self, x: Tensor, group: Any = None) -> Routing:
         """The same with the soft mask, losses and statistics; the logits of a ``group`` of processes have their spread in common."""
-        if x.shape[-1] != self.dim:
-            raise ValueError(f"x must have {self.dim} features in its last dimension, got shape {tuple(x.shape)}")
+        check_width(x, self.dim)
         wide = torch.promote_types(torch.promote_types(x.dtype, self.weight.dtype), torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             logits = F.linear(x.reshape(-1, self.dim).to(wide), self.weight.to(wide))
