@@ -65,8 +65,9 @@ class MoE(nn.Module):
         if number * ranks != router.num_experts:
             where = f" and {ranks} ranks" if ranks > 1 else ""
             raise ValueError(f"there must be one expert for each of the router's {router.num_experts}, got {number}{where}")
-        if one and getattr(experts, "dim", router.dim) != router.dim:
-            raise ValueError(f"the experts take rows of {experts.dim} numbers and the router of {router.dim}")  # pyright: ignore[reportAttributeAccessIssue]
+        wide, given = getattr(experts, "dim", None), getattr(router, "dim", None)  # other routers and experts need not say it
+        if one and None not in (wide, given) and wide != given:
+            raise ValueError(f"the experts take rows of {wide} numbers and the router of {given}")
         if group is not None and router.choice != "token":
             raise ValueError("where experts choose tokens, they choose among all of them; spread experts over a group with choice='token'")
         if capacity is not None and not capacity > 0:
