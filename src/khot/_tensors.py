@@ -142,10 +142,10 @@ def in_reach(tensor: Tensor) -> bool:
     """Whether native code may read the values where they lie: an ordinary dense CPU tensor, and nothing records or transforms the calls
     that are made on it. The one place that decides this; written out, as it is asked for every call."""
     return (
-        tensor.is_cpu
-        and type(tensor) in _KINDS
+        type(tensor) in _KINDS
+        and tensor.is_cpu
         and tensor.layout is strided
-        and not (is_compiling() or num_modes() or in_transform() or _is_wrapped(tensor) or _is_batched(tensor))
+        and not (tensor.is_nested or is_compiling() or num_modes() or in_transform() or _is_wrapped(tensor) or _is_batched(tensor))
         and _jit_state() is None
     )
 

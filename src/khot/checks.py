@@ -162,6 +162,7 @@ def door(
     fractional: bool,
     matrix: bool = False,
     reduces: bool = False,
+    ordinary: Callable[..., Tensor | None] | None = None,
 ) -> Callable[..., Tensor]:
     """``body`` for any ``dim``, half precision and autocast, behind the checks.
 
@@ -173,10 +174,13 @@ def door(
         fractional: whether ``k`` may be a fraction or a tensor.
         matrix: whether the body returns a matrix, which works along the last dimension only.
         reduces: whether the body returns one number per row, so that there is no dimension to move back.
+        ordinary: the same for calls that need no check and no conversion; it returns ``None`` for all others.
     """
     as_it_is = (torch.float32, torch.float64, *(HALF if native_half else ()))
 
     def entered(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1, **given: Any) -> Tensor:
+        if ordinary is not None and dim == -1 and not given and (mask := ordinary(scores, k, tau)) is not None:
+            return mask
         if dim == -1 and not given and is_plain(scores, k, tau, dim, fractional) and scores.dtype in as_it_is and not any_autocast():
             return body(scores, k, tau)  # nothing to check or to convert: the path of nearly every call
         check(scores, k, tau, dim=dim, fractional=fractional)

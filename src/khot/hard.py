@@ -10,7 +10,7 @@ from torch.autograd.function import Function
 
 from khot._tensors import Number, form_for, in_forward_mode, is_bare, is_traced, readable
 from khot.checks import check, check_k, check_scores
-from khot.primitives.select import hard_mask
+from khot.primitives.select import hard_mask, ordinary_mask
 from khot.primitives.select import largest as largest_indices
 
 
@@ -30,6 +30,8 @@ def topk_mask(scores: Tensor, k: Number, *, largest: bool = True, dim: int = -1)
         >>> topk_mask(torch.tensor([1.0, 3.0, 2.0, 3.0]), k=2)
         tensor([0., 1., 0., 1.])
     """
+    if dim == -1 and largest and (mask := ordinary_mask(scores, k)) is not None:
+        return mask
     if type(scores) is not Tensor and (form := form_for("topk_mask", scores)):
         return form(scores, k, largest=largest, dim=dim)
     check(scores, k, dim=dim)

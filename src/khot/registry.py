@@ -43,6 +43,7 @@ class Relaxation:
     cost: str
     paper: str
     family: Callable[..., Any] | None = None  # (**options) -> Family, for a method that is a threshold family
+    ordinary: Callable[..., Tensor | None] | None = None  # (scores, k, tau, hard) -> mask, or None: see there
     sums_to_k: bool = True
     smooth: bool = True  # continuously differentiable in the scores
     sparse: bool = False  # exact zeros at finite scores
@@ -103,6 +104,7 @@ def relaxation(
     select: Callable[..., Tensor] | None = None,
     special: Callable[..., Tensor] | None = None,
     family: Callable[..., Any] | None = None,
+    ordinary: Callable[..., Tensor | None] | None = None,
     native_half: bool = False,
     **laws: bool,
 ) -> Callable[[Callable[P, Tensor]], Callable[P, Tensor]]:
@@ -118,6 +120,7 @@ def relaxation(
         special: the same body with ``among=``, for scores that are not all finite (:mod:`khot._settle`). Without it the body settles
             infinities and nan itself. ``mask`` and ``select`` name ``among`` in their own signature, or settle them too.
         family: for a threshold family, how it is made from the method's options.
+        ordinary: for a mask, a shorter way for the ordinary call without options, which returns ``None`` for every other.
         native_half: the body computes half precision in float32 by itself.
         laws: the flags of :class:`Relaxation`.
     """
@@ -127,7 +130,7 @@ def relaxation(
         enter = functools.partial(door, name=name, options=options, native_half=native_half)
         fractional = laws.get("grad_k", False)
         if kind == "mask":
-            topk, matrix = enter(settled_mask(body, special) if special else body, fractional=fractional), None
+            topk, matrix = enter(settled_mask(body, special) if special else body, fractional=fractional, ordinary=ordinary), None
         else:
             rows = settled_matrix(body, special)
             topk = enter(settled_mask(mask or _sum_of_rows(rows)), fractional=fractional)
@@ -142,6 +145,7 @@ def relaxation(
             cost=cost,
             paper=paper,
             family=family,
+            ordinary=ordinary,
             **laws,
         )
         return functools.wraps(body)(topk if matrix is None else matrix)

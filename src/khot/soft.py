@@ -49,6 +49,10 @@ def soft_topk(
         >>> soft_topk(scores, k=1, hard=True, largest=False)
         tensor([1., 0., 0., 0.])
     """
+    if dim == -1 and largest and not options and isinstance(method, str):
+        ordinary = find_method(method).ordinary
+        if ordinary is not None and (mask := ordinary(scores, k, tau, hard)) is not None:
+            return mask
     if type(scores) is not Tensor and (form := form_for("soft_topk", scores)):
         return form(scores, k, tau, method=method, hard=hard, largest=largest, dim=dim, **options)
     if not largest:

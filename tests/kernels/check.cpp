@@ -14,6 +14,7 @@
 #include "check_curve.h"
 #include "check_hard.h"
 #include "check_magnitude.h"
+#include "check_ordinary.h"
 #include "check_shard.h"
 
 extern "C" {
@@ -216,7 +217,7 @@ int main() {
     });
   }
   for (std::thread& t : many) t.join();
-  failures += check_hard(random) + check_magnitudes(random) + check_shard(random);
+  failures += check_hard(random) + check_magnitudes(random) + check_ordinary(random) + check_shard(random);
   std::printf("%d failures\n", failures);
   return failures != 0;
 }

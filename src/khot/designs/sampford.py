@@ -19,6 +19,7 @@ from khot.registry import design
 _MANY = 64  # items to draw, and _SPREAD the variance, from which on the quadrature is cheaper than the tree
 _SPREAD = 8.0
 _LOG_EPS = 38.0  # - log of what may be neglected
+_RUN = 8  # factors of at most e^48 that are multiplied before a logarithm is taken: no product overflows
 _ROUNDS = 64  # of rejection; a row that is still left is drawn from the tree, which is exact too
 
 
@@ -134,13 +135,20 @@ def pareto_weights(p: Tensor, k: Tensor) -> Tensor:
     step = (0.7 / variance.sqrt()).clamp(max=0.5)
     y = _LOG_EPS / variance
     num_steps = math.ceil(float(((y + 1.2 * (2 * y).sqrt()) / step).max()))  # e^-L + L - 1 > y for that L
-    total = torch.zeros_like(p)
+    p = p.detach()
+    total, away = torch.zeros_like(p), torch.empty_like(p)
     for m in range(-num_steps, num_steps + 1):
         u = step * m
-        away = p * torch.expm1(u)
-        height = (k * u - torch.log1p(away).sum(-1, keepdim=True)).exp()
-        total.addcdiv_((1 - p) * height, away.add_(1))
-    return total * step
+        torch.mul(p, torch.expm1(u), out=away).add_(1)
+        total.addcdiv_((k * u - _log_product(away)).exp_(), away)
+    return total.mul_(1 - p).mul_(step)
+
+
+def _log_product(values: Tensor) -> Tensor:
+    """The logarithm of the product of each row, ``(R, 1)``: a logarithm takes as long as eight products."""
+    even = values.shape[-1] // _RUN * _RUN
+    first, rest = values.split([even, values.shape[-1] - even], -1)
+    return first.unflatten(-1, (_RUN, even // _RUN)).prod(-2).log_().sum(-1, keepdim=True) + rest.log().sum(-1, keepdim=True)
 
 
 def _fake(probs: Tensor, k: Tensor) -> Tensor:

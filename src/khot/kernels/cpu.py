@@ -66,7 +66,7 @@ def forward(
         x.numel() // n if n else math.prod(x.shape[:-1]), n, get_num_threads(), table,
     )  # fmt: skip
     if code:
-        raise _error(code)
+        raise failure(code)
     return y, t
 
 
@@ -108,11 +108,11 @@ def backward(
         y.numel() // n if n else math.prod(y.shape[:-1]), n, get_num_threads(), table,
     )  # fmt: skip
     if code:
-        raise _error(code)
+        raise failure(code)
     return gx, gk, gtau if gtau is None or curve is None else gtau / curve().scale
 
 
-def _error(code: int) -> RuntimeError:
+def failure(code: int) -> RuntimeError:
     return RuntimeError(f"the native kernel refuses or failed: {ERRORS.get(code, f'code {code}')}")
 
 

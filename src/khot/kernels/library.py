@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-VERSION = 5  # of the entry points
+VERSION = 6  # of the entry points
 BUILD = "python -m khot.kernels.build"
 PATH = Path(__file__).with_name("_native.so")
 

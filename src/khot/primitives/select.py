@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from khot import kernels
+from khot._tensors import Number
+from khot.kernels import ordinary
+from khot.kernels.library import LIBRARY
 
 
 def hard_mask(x: Tensor, k: Tensor | int) -> Tensor:
@@ -33,6 +36,12 @@ def hard_mask(x: Tensor, k: Tensor | int) -> Tensor:
     chosen = above | (level & (level.cumsum(-1) <= room))
     mask = (chosen & (x > -torch.inf)).to(x.dtype)
     return mask.masked_fill(x.isnan().any(-1, keepdim=True), torch.nan)
+
+
+def ordinary_mask(scores: Tensor, k: Number) -> Tensor | None:
+    """:func:`hard_mask` for the ordinary call with a whole number, or ``None`` for any other."""
+    asked = ordinary.ask(scores, k, 1.0, 0) if LIBRARY and type(k) is int else None
+    return None if asked is None else ordinary.mask(scores, asked)
 
 
 def kth_largest(x: Tensor, k: Tensor | int) -> Tensor:

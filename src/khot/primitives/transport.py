@@ -145,9 +145,14 @@ def _at(places: Places, potential: Tensor) -> _State:
     return _State(potential, plan, sums, (places.full - sums).detach().abs().amax(-1, keepdim=True))
 
 
-def _newton(state: _State, places: Places) -> Tensor:
-    """The step in the potentials that fills every place, to first order."""
-    bend = curvature(state.plan.mT @ state.plan, state.sums, places.full, places.closed)
+def _bend(state: _State, places: Places) -> Tensor:
+    plan = state.plan[..., :-1]
+    return curvature(plan.mT @ plan, state.sums, places.full, places.closed)
+
+
+def _newton(state: _State, places: Places, bend: Tensor | None = None) -> Tensor:
+    """The step in the potentials that fills every place, to first order; ``bend`` is the curvature, where it is known."""
+    bend = _bend(state, places) if bend is None else bend
     if in_transform():  # vmap of a jacfwd of solve is wrong from the second row on, as of torch 2.13
         return (torch.linalg.inv_ex(bend).inverse @ (places.full - state.sums).unsqueeze(-1)).squeeze(-1)
     return torch.linalg.solve_ex(bend, (places.full - state.sums).unsqueeze(-1)).result.squeeze(-1)
@@ -158,10 +163,14 @@ def _search(places: Places) -> _State:
     state = _at(places, torch.zeros_like(places.full))
     for _ in range(_NUM_EVEN):
         state = _even(places, state)
+    reads, eps, bend, stale = readable(state.error), torch.finfo(state.error.dtype).eps, None, 1.0
     for _ in range(_NUM_NEWTON):
-        if readable(state.error) and bool((state.error <= 16 * torch.finfo(state.error.dtype).eps).all()):
+        worst = float(state.error.max()) if reads and state.error.numel() else 1.0
+        if worst <= 16 * eps:
             break
-        before, state = state.error, _leap(places, state)
+        if worst * stale**2 > eps:  # else two steps with the last curvature, which is most of the work, get there too
+            bend, stale = _bend(state, places), worst
+        before, state = state.error, _leap(places, state, bend)
         small = torch.finfo(before.dtype).eps ** 0.5
         if readable(before) and bool(((before < small) & (state.error > before / 4)).all()):  # what is left is rounding
             break
@@ -174,9 +183,9 @@ def _even(places: Places, state: _State) -> _State:
     return _at(places, state.potential - torch.where(places.full > 0, torch.log(uneven), 0.0))
 
 
-def _leap(places: Places, state: _State) -> _State:
-    """Newton's step; a row in which it makes a large error larger takes Sinkhorn's."""
-    leapt = _at(places, state.potential + _newton(state, places).clamp(-_LEAP, _LEAP))
+def _leap(places: Places, state: _State, bend: Tensor | None) -> _State:
+    """Newton's step with this curvature; a row in which it makes a large error larger takes Sinkhorn's."""
+    leapt = _at(places, state.potential + _newton(state, places, bend).clamp(-_LEAP, _LEAP))
     worse = ~(leapt.error < 2 * state.error.clamp(min=_NEAR))
     if readable(worse) and not bool(worse.any()):
         return leapt

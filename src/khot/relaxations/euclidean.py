@@ -8,6 +8,7 @@ from torch import Tensor
 from khot._tensors import Number
 from khot.primitives.threshold.autograd import solve_mask
 from khot.primitives.threshold.family import Family, Quick, known
+from khot.primitives.threshold.ordinary import ordinary
 from khot.registry import relaxation
 
 
@@ -43,6 +44,7 @@ EUCLIDEAN = known(
     sparse=True,
     native_half=True,
     family=lambda: EUCLIDEAN,
+    ordinary=ordinary(EUCLIDEAN),
 )
 def euclidean_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1) -> Tensor:
     r"""Euclidean top-k: the nearest point of the k-capped simplex, with exact zeros and ones.

@@ -10,6 +10,7 @@ from torch import Tensor
 from khot._tensors import Number
 from khot.primitives.threshold.autograd import solve_mask
 from khot.primitives.threshold.family import Family, Quick, known
+from khot.primitives.threshold.ordinary import ordinary
 from khot.registry import relaxation
 
 _SATURATED = 15.0  # F is 0 or 1 in float32 from here on
@@ -91,6 +92,7 @@ GAUSSIAN = known(
     grad_k=True,
     native_half=True,
     family=lambda: GAUSSIAN,
+    ordinary=ordinary(GAUSSIAN),
 )
 def gaussian_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1) -> Tensor:
     r"""Gaussian top-k: the threshold scheme with the normal distribution function.

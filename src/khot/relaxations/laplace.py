@@ -10,7 +10,10 @@ from torch import Tensor
 from khot._tensors import Number
 from khot.primitives.threshold.autograd import solve_mask
 from khot.primitives.threshold.family import Family, Quick, known
+from khot.primitives.threshold.ordinary import ordinary
 from khot.registry import relaxation
+
+_PER_TWO = -1 / math.log(2)  # exp takes three times as long as exp2
 
 
 def _cdf(u: Tensor) -> Tensor:
@@ -19,7 +22,7 @@ def _cdf(u: Tensor) -> Tensor:
 
 
 def _write(u: Tensor, out: Tensor) -> Tensor:
-    tail = torch.abs(u, out=out).neg_().exp_()
+    tail = torch.abs(u, out=out).mul_(_PER_TWO).exp2_()
     half = u.sign_().mul_(0.5)
     tail.mul_(half)
     return torch.sub(half.add_(0.5), tail, out=out)
@@ -30,7 +33,7 @@ def _tails(u: Tensor, y: Tensor, out: Tensor) -> Tensor:
 
 
 def _sums(u: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
-    slope = torch.abs(u, out=free).mul_(-1 / math.log(2)).exp2_().sum(-1, keepdim=True)  # exp takes three times as long as exp2
+    slope = torch.abs(u, out=free).mul_(_PER_TWO).exp2_().sum(-1, keepdim=True)
     side = u.sign_()
     above = side.sum(-1, keepdim=True).add_(u.shape[-1])
     return above.sub_(side.mul_(free).sum(-1, keepdim=True)).mul_(0.5), slope.mul_(0.5)
@@ -70,7 +73,14 @@ LAPLACE = known(
 
 
 @relaxation(
-    "laplace", kind="mask", cost="O(n)", paper="Struski et al. 2025 (LapSum)", grad_k=True, native_half=True, family=lambda: LAPLACE
+    "laplace",
+    kind="mask",
+    cost="O(n)",
+    paper="Struski et al. 2025 (LapSum)",
+    grad_k=True,
+    native_half=True,
+    family=lambda: LAPLACE,
+    ordinary=ordinary(LAPLACE),
 )
 def laplace_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1) -> Tensor:
     r"""Laplace top-k: the threshold scheme with the distribution function of the Laplace law.

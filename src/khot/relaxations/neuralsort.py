@@ -10,12 +10,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from khot._settle import Among
-from khot._tensors import Number, column, deeper, wide_dtype
+from khot._tensors import Number, column, deeper, in_forward_mode, in_reach, wide_dtype
 from khot.primitives.limits import check_size
 from khot.primitives.order import descending_order
 from khot.primitives.pieces import mask_by_rows, select_by_rows
 from khot.primitives.slopes import over
 from khot.registry import relaxation
+
+_CACHE = 1 << 17  # logits that are worked on at once
 
 
 def _rows(scores: Tensor, k: int, tau: Number, among: Among | None) -> Callable[[int, int], Tensor]:
@@ -45,8 +47,29 @@ def _some_rows(scores: Tensor, among: Among | None, sums: Tensor, order: Tensor,
     twice = 2.0 * torch.arange(start, stop, device=sums.device, dtype=sums.dtype).expand_as(once)
     left = over(torch.stack([twice, -torch.ones_like(twice), weighted - twice * once], -1), deeper(tau))
     right = torch.cat([_unsort(sums, order.unsqueeze(-2).expand(sums.shape)), torch.ones_like(sums[..., :1, :])], -2)
-    logits = (left @ right).to(scores.dtype)
-    return torch.softmax(logits if among is None else logits.masked_fill(~among.items.unsqueeze(-2), -torch.inf), -1)
+    items = None if among is None else among.items.unsqueeze(-2)
+    if torch.is_grad_enabled() and (left.requires_grad or right.requires_grad) or in_forward_mode() or not in_reach(scores):
+        return torch.softmax(_logits(left, right, items, scores.dtype), -1)
+    return _in_pieces(left, right, items, scores.dtype)
+
+
+def _logits(left: Tensor, right: Tensor, items: Tensor | None, dtype: torch.dtype) -> Tensor:
+    logits = (left @ right).to(dtype)
+    return logits if items is None else logits.masked_fill(~items, -torch.inf)
+
+
+def _in_pieces(left: Tensor, right: Tensor, items: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The softmax of so many logits at a time that they stay in the cache: in fresh memory they cost more than their arithmetic."""
+    shape = (*left.shape[:-1], right.shape[-1])
+    out = torch.empty(shape, dtype=dtype, device=left.device)
+    all_out, all_left, all_right = (value.reshape(-1, *value.shape[-2:]) for value in (out, left, right))
+    all_items = None if items is None else items.expand(*shape[:-2], 1, shape[-1]).reshape(-1, 1, shape[-1])
+    step = max(1, _CACHE // max(1, shape[-2] * shape[-1]))
+    for i in range(0, len(all_out), step):
+        some = slice(i, i + step)
+        logits = _logits(all_left[some], all_right[some], None if all_items is None else all_items[some], dtype)
+        torch.softmax(logits, -1, out=all_out[some])
+    return out
 
 
 def _unsort(values: Tensor, order: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from khot._settle import Among
-from khot._tensors import Number, column, source
+from khot._tensors import Number, column, in_reach, source
 from khot.primitives.limits import check_size
 from khot.primitives.refuse import no_second_derivative
 from khot.primitives.select import largest
@@ -58,7 +58,11 @@ def _choices(scores: Tensor, scale: Tensor, noise: Tensor, k: int) -> Tensor:
     n, turn = scores.shape[-1], _turn(scores)
     rows, scales = (value.reshape(-1, n).gather(-1, turn).unsqueeze(-2) for value in (scores, scale.expand(scores.shape)))
     groups = zip(rows.split(_GROUP), scales.split(_GROUP), turn.split(_GROUP), noise.unbind(0), strict=True)
-    parts = [_turned_back(largest(torch.addcmul(x, s, z), k), items) for x, s, items, z in groups]
+    # One buffer for the noisy scores of all groups: fresh memory would cost as much as the arithmetic in it.
+    free = scores.new_empty((min(_GROUP, len(rows)), noise.shape[-2], n)) if in_reach(scores) and in_reach(noise) else None
+    parts = [
+        _turned_back(largest(torch.addcmul(x, s, z, out=None if free is None else free[: len(x)]), k), items) for x, s, items, z in groups
+    ]
     return torch.cat(parts).reshape(*scores.shape[:-1], noise.shape[-2], k)
 
 
@@ -156,7 +160,7 @@ def perturbed_matrix(
     .. math:: P = E_z[\mathrm{topk}(x + \tau z)], \quad z \sim N(0, I)
 
     estimated from ``num_samples`` draws, as is its gradient, :math:`E_z[\langle g, \mathrm{topk}(x + \tau z) \rangle z] / \tau`. Both
-    estimates are unbiased. Eight rows share their random numbers: each turns them by some items and gives them signs of its own, so
+    estimates are unbiased. Sixteen rows share their random numbers: each turns them by some items and gives them signs of its own, so
     that the noise of every row is independent and normal, and the same item of two rows sees different numbers.
 
     Args:

@@ -9,6 +9,7 @@ from torch.nn.functional import logsigmoid
 from khot._tensors import Number
 from khot.primitives.threshold.autograd import solve_mask
 from khot.primitives.threshold.family import Family, Quick, known
+from khot.primitives.threshold.ordinary import ordinary
 from khot.registry import relaxation
 
 
@@ -50,6 +51,7 @@ SIGMOID = known(
     grad_k=True,
     native_half=True,
     family=lambda: SIGMOID,
+    ordinary=ordinary(SIGMOID),
 )
 def sigmoid_topk(scores: Tensor, k: Number, tau: Number = 1.0, *, dim: int = -1) -> Tensor:
     r"""Sigmoid top-k: the softmax of k-hot vectors.

@@ -122,4 +122,4 @@ KHOT_API int khot_use_isa(const char* name) {
   }
   return 1;
 }
-KHOT_API int khot_version() { return 5; }
+KHOT_API int khot_version() { return 6; }

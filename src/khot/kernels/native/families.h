@@ -265,7 +265,8 @@ struct Euclidean {
     return {kComplement ? C(1) - y : y, select((y > C(0)) & (y < C(1)), P(1), P(0)), P(0)};
   }
   template <class P, class C = typename P::T> static KHOT_INLINE P slope(P y) {
-    return select(y == y, select((y > C(0)) & (y < C(1)), P(1), P(0)), y);
+    P both = fma(-y, y, y);  // 0 at both ends, and nan where y is
+    return select(both > C(0), P(1), both);
   }
   static double quantile(double p, double) { return p; }
   template <class P> static P start(P q, P normal, P variance) { return 0.5 + Laplace::start(q - 0.5, normal, variance); }

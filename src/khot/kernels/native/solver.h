@@ -5,6 +5,7 @@
 // step usually lands in one or two. The result is checked: the row that was written is summed. Where the sum misses k
 // by more than rounding explains, the row is solved again with the bracket alone to decide, which cannot miss.
 #pragma once
+#include "kink.h"
 #include "sample.h"
 #include "steps.h"
 
@@ -14,7 +15,6 @@ namespace {
 // at every length tried, twice was faster at some and slower at others.
 constexpr int64_t kSampledFrom = 4096;  // longer rows start from a sample
 constexpr double kSharp = 60;           // variance / tau^2 from which a row is searched by counting
-
 constexpr int kBisectFrom = 24;  // rounds after which every other one bisects
 constexpr int kMaxRounds = 400;  // more than bisection needs: 64 halvings of ranks, as many of u, each every other round
 constexpr int kAttempts = 6;     // times a row is written until its sum is right
@@ -23,9 +23,7 @@ template <class F, class C> class Solver {
  public:
   Solver(int64_t length, int team, Memo& memo_, bool loose_ = false) : n(length), threads(team), loose(loose_), memo(memo_) {}
 
-  void add_row(Row<C> source, Row<C> target, double k_, double tau_) {
-    x[rows] = source, y[rows] = target, k[rows] = k_, tau[rows] = tau_, rows++;
-  }
+  void add_row(Row<C> source, Row<C> target, double k_, double tau_) { x[rows] = source, y[rows] = target, k[rows] = k_, tau[rows] = tau_, rows++; }
 
   // False if a sum misses k by several times what rounding explains.
   bool solve() {
@@ -44,7 +42,6 @@ template <class F, class C> class Solver {
   bool is_closed(int r) const { return closed[r]; }
   double slope_sum(int r) const { return v[0][r]; }
   double foot(int r) const { return double(high[r]) - low[r] * tau[r]; }
-
  private:
   const int64_t n;
   const int threads;
@@ -64,7 +61,6 @@ template <class F, class C> class Solver {
   double mend[kLanes] = {};  // the part of the last step that is taken in the values: it is finer than a position can be
 
   Line<C> line(int r) const { return {x[r], n, threads}; }
-
   // ---- passes over a whole row ----
   // The output holds what is kept until it is written, unless it is too narrow.
   C* cache(int r) const { return (F::kCached || F::kRefined) && y[r].exact() ? y[r].values() : nullptr; }
@@ -202,13 +198,16 @@ template <class F, class C> class Solver {
 
   // After an evaluation: done, or at another position.
   void advance(int r, int round) {
-    const double d = step[r], size = std::fabs(d);
+    double d = step[r];
+    const double size = std::fabs(d);
     if (!searched[r] && (!(probe[r] == 0) || !(size < 8) || round == 6)) {
       done[r] = !search(r);
       return;
     }
     done[r] = true;
     if (is_near(r, size)) return settle(r, d);
+    if constexpr (F::kKinked && sizeof(C) == 4)
+      if (may_cross(r, size) && cross_kink(line(r), cache(r), factor[r], missing[r], v[0][r], v[1][r], d)) return settle(r, d);
     if (std::fabs(missing[r]) <= kEps<C> * exactness(r)) return;
     if (strict[r] && size <= kEps<C> * std::fabs(low[r])) return;  // finer than a position; see `mend`
     bracket[r].learn(here(r), missing[r] > 0);
@@ -224,16 +223,17 @@ template <class F, class C> class Solver {
 
   // All scores move the same way, so that none is off by more than the sum is.
   double exactness(int r) const {
-    const double least_sum = least(k[r], rest[r]);
-    if (!strict[r]) return least(1.0, least_sum);
-    return F::kMoments == 1 ? least(least_sum, v[0][r]) : least_sum;
+    const double sum = least(k[r], rest[r]);
+    return !strict[r] ? least(1.0, sum) : F::kMoments == 1 ? least(sum, v[0][r]) : sum;
   }
 
   // Whether the step is as good as exact. In a row whose sum was found wrong every step is followed by an evaluation.
   bool is_near(int r, double size) const {
     if (strict[r]) return false;
-    return size <= (loose ? most(reach[r], 0.02) : reach[r]) && std::fabs(missing[r]) <= kTrusted * v[0][r];
+    return size <= (loose ? most(reach[r], 0.02) : reach[r]) && in_series(r);
   }
+  bool in_series(int r) const { return std::fabs(missing[r]) <= kTrusted * v[0][r]; }
+  bool may_cross(int r, double size) const { return cached[r] && !strict[r] && !loose && size <= kCrossing && in_series(r); }
 
   // The last step: y may have been kept where the row stands now, and is then moved when it is written.
   void settle(int r, double d) {
