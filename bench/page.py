@@ -16,9 +16,9 @@ ABOUT = {
     "verbs": "The calls that models are trained with, each timed in turns with what it replaces.",
     "reference": "What GPUs without Triton and CPUs without a compiler run, timed in turns with `torch.softmax` on the same tensor.",
     "small": "Small calls, where Python's share shows, in turns with an earlier commit, each in a process of its own. The hard mask, its "
-    "gradient and the draw take a fraction of what they took. The plain soft mask of a few scores takes 0.57 of its earlier time, 0.83 with "
-    "its gradient. Of its 4 microseconds the native code takes 0.5, the new tensor 0.8, the test whether native code may read the scores 0.6; "
-    "with a gradient, PyTorch's own part, which softmax has too, is half of the time.",
+    "gradient and the draw take a fraction of what they took. The plain soft mask of a few scores takes 0.57 of its earlier time, 0.83 "
+    "with its gradient. Of its 4 microseconds the native code takes 0.5, the new tensor 0.8, the test whether native code may read the "
+    "scores 0.6; with a gradient, PyTorch's own part, which softmax has too, is half of the time.",
     "speed": "Forward and forward + backward, timed in turns with `torch.softmax` on the same tensor.",
     "choosing": "Every method, forward and forward + backward, on many short rows. The page on choosing a method reads these data.",
     "linear": "One row of n scores. Beyond the caches all that walk over memory slow down together.",
