@@ -185,7 +185,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--tau", type=float, nargs=2, default=[1.0, 0.1], help="temperature at the start and at the end")
+    parser.add_argument("--tau", type=float, nargs=2, default=[1.0, 0.3], help="temperature at the start and at the end")
     options = parser.parse_args(arguments)
     if not 1 <= options.k <= GRID * GRID:
         parser.error(f"--k must be between 1 and the {GRID * GRID} patches, got {options.k}")

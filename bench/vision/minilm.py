@@ -29,9 +29,10 @@ Texts = list[tuple[str, str]]  # group and text
 def main(argv: list[str]) -> int:
     options = parser("vision minilm", __doc__)
     options.add_argument("--data_dir", type=Path, default=Path.home() / ".cache" / "khot", help="holds text/20newsgroups-{train,test}.tab")
-    options.add_argument("--texts", type=int, default=1000, help="indexed and asked, each")
+    options.add_argument("--texts", type=int, default=1000, help="how many are indexed")
+    options.add_argument("--asked", type=int, default=2000, help="how many are asked; the interval is about a point at 2000")
     options.add_argument("--length", type=int, default=128, help="tokens of a text; the model was trained on 128")
-    options.add_argument("--at", type=int, nargs="+", default=[1, 3, 4], help="blocks that drop words")
+    options.add_argument("--at", type=int, nargs="+", default=[1], help="blocks that drop words")
     options.add_argument("--score", default="cls", choices=("cls", "received"), help="whose attention scores a word")
     options.add_argument("--keep", type=float, nargs="+", default=list(KEEPS))
     options.add_argument("--validate", action="store_true", help="ask with other training texts instead of the test texts: to choose --at")
@@ -42,7 +43,7 @@ def main(argv: list[str]) -> int:
     record = Recorder("vision minilm", given.out or RESULTS / "vision" / f"{name}.jsonl", append=given.append)
     encoder = Encoder()
     if given.only != "speed":
-        for row in accuracy(encoder, given, 40 if given.quick else given.texts):
+        for row in accuracy(encoder, given, *((40, 40) if given.quick else (given.texts, given.asked))):
             record.add(**row)
     if given.only != "accuracy":
         for row in speed(encoder, given, 0.5 if given.quick else 12.0):
@@ -105,17 +106,24 @@ def some(texts: Texts, n: int, seed: int) -> Texts:
     return [texts[i] for i in order.tolist()]
 
 
-def accuracy(encoder: Encoder, given: Any, n: int) -> Iterator[Row]:
+def accuracy(encoder: Encoder, given: Any, indexed: int, asked: int) -> Iterator[Row]:
     """The share of texts whose group their ten nearest indexed texts name; index and questions by the same encoder."""
-    training = some(read_texts(given.data_dir, "train"), 2 * n, given.seed)
-    asked = training[n:] if given.validate else some(read_texts(given.data_dir, "test"), n, given.seed)
-    index = training[:n]
+    training = some(read_texts(given.data_dir, "train"), indexed + asked, given.seed)
+    questions = training[indexed:] if given.validate else some(read_texts(given.data_dir, "test"), asked, given.seed)
+    index = training[:indexed]
     for keep in (1.0, *given.keep):
         encoder.reduce(keep, given.at, given.score)
-        known, questions = (encoder.embed([text for _, text in texts], given.length) for texts in (index, asked))
-        right = vote(known, questions, [group for group, _ in index], [group for group, _ in asked])
+        known, vectors = (encoder.embed([text for _, text in texts], given.length) for texts in (index, questions))
+        right = vote(known, vectors, [group for group, _ in index], [group for group, _ in questions])
         row = {"what": "accuracy", "keep": keep, "top1": 100 * float(right.double().mean()), "correct": pack(right)}
-        yield row | {"texts": n, "length": given.length, "at": given.at, "score": given.score, "seed": given.seed}
+        yield row | {
+            "texts": len(questions),
+            "indexed": indexed,
+            "length": given.length,
+            "at": given.at,
+            "score": given.score,
+            "seed": given.seed,
+        }
 
 
 def vote(known: Tensor, questions: Tensor, groups: list[str], wanted: list[str]) -> Tensor:

@@ -65,6 +65,7 @@ def measure(folder: Path, steps: int, rounds: int, batch_size: int) -> dict[str,
         ratios.append(took["engine"] / took["bare"])
         seconds.append(took["bare"] / steps)
         saves.append(timed(run.save))
+        run.step = 0  # the loader begins where the run is
         loading.append(timed(lambda run=run: list(run.loader())) / steps)
     step, save = statistics.median(seconds), statistics.median(saves)
     return {

@@ -45,7 +45,7 @@ def where(rows: list[Row]) -> list[str]:
     versions = f"Python {rows[-1]['python']}, torch {rows[-1]['torch']}"
     processor = next((f"{row['cpu']}, " for row in rows if "cpu" in row), "")
     loads = [row["load"] for row in rows if {"load", "seconds"} <= row.keys()]  # of what was timed
-    rough = f" Rough: other programs ran beside it (load {min(loads):.0f} to {max(loads):.0f})." if loads and max(loads) > 2.5 else ""
+    rough = f" Load average {min(loads):.0f} to {max(loads):.0f}, of the minute before each record." if loads and max(loads) > 2.5 else ""
     return [f"{len(rows)} records; {processor}one thread; {versions}; at {', '.join(f'`{commit}`' for commit in commits)}.{rough}"]
 
 
