@@ -6,8 +6,6 @@ and how many of them to select, as an :class:`Among`, and what it returns is com
 its signature settles infinities itself; a nan and an empty row never reach it.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The hard verbs: exact k-hot masks, straight-through, and the rows that were chosen."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Brewer's draw-by-draw design."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import NamedTuple

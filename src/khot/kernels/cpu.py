@@ -1,7 +1,5 @@
 """The native CPU kernel of the threshold family, called through ctypes, for tensors that hold their own memory."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple

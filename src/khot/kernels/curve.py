@@ -1,7 +1,5 @@
 """A squashing function as a table for the native code: what :file:`native/curve.h` reads."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 from collections.abc import Callable

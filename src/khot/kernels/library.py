@@ -1,7 +1,5 @@
 """The compiled library: found, checked and loaded through ctypes; or the reason why there is none."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import warnings

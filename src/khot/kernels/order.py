@@ -1,7 +1,5 @@
 """The native row sort, isotonic regression, soft ranks and soft sorting, called through ctypes."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from typing import Any, NamedTuple

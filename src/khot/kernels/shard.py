@@ -1,7 +1,5 @@
 """Native passes over rows whose other parts lie in other processes, called through ctypes; the threshold is given."""
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any, NamedTuple
 

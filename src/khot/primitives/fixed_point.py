@@ -4,8 +4,6 @@ A float32 mask that should sum to k misses it in the last digits. Samplers that 
 the wrong size. In integers, :math:`p_i = \mathrm{units}_i / 2^b` with :math:`\sum_i \mathrm{units}_i = k 2^b` exactly, sums are exact.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

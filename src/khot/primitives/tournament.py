@@ -5,8 +5,6 @@ round only meets neighbours: of values :math:`a` and :math:`b` the first keeps t
 :math:`s a + (1 - s) b` goes on. The weight of a leaf is the product of the shares on its way up.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

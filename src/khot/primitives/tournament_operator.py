@@ -3,8 +3,6 @@
 Every item ends in one place. So the result is told item by item: its place and its weight there, both like the scores.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

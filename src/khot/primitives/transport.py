@@ -11,8 +11,6 @@ bring them near, Newton's steps, none longer than ``_LEAP``, solve for them. The
 plan and one system of k equations, see :mod:`khot.primitives.transport_gradient`.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Differentiable sorting networks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """SoftSort."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

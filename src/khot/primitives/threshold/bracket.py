@@ -12,8 +12,6 @@ end. The result is the mask on the line between those at the two ends that sums 
 rounds, also where the sum jumps; equal scores weigh the same, and its distance from the truth is less than the bracket allows.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

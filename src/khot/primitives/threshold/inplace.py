@@ -10,8 +10,6 @@ them: :math:`y + v s` with :math:`s = (k - \sum y)/\sum v`. What that leaves out
 sum of the result is held against ``k`` besides. A mask with corners is evaluated anew until its sum in float64 is right.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple

@@ -3,8 +3,6 @@ r"""The search for ordinary rows that are spread over places: Newton steps from 
 It reads values, as it waits for the other places in any case. Rows that fail the test go to the search with a bracket.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 
