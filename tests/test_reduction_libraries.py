@@ -12,6 +12,7 @@ from tests.slow_vision import images, slow_blocks, vit, with_torchvision
 
 TIMM = {
     "vit_tiny_patch16_224": {},
+    "deit_tiny_patch16_224": {},
     "deit_tiny_distilled_patch16_224": {},
     "deit3_small_patch16_224": {"init_values": 0.3},
     "vit_small_patch14_reg4_dinov2": {"patch_size": 16},
@@ -106,6 +107,31 @@ def test_transformers_against_eager_attention(name: str, prefix: int) -> None:
     torch.testing.assert_close(outputs[0], slow, rtol=1e-4, atol=1e-5)
     handle.remove()
     torch.testing.assert_close(khot.restore_tokens(model)(x).last_hidden_state, before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["timm", "vit", "clip"])
+def test_attention_of_other_libraries_stays_fused_and_weights_untouched(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name == "timm":
+        sizes = {"img_size": 32, "patch_size": 4, "embed_dim": 48, "depth": 3, "num_heads": 4}
+        model = with_torchvision("timm").create_model("vit_tiny_patch16_224", pretrained=False, **sizes).eval()
+    else:
+        model = hf_model(name)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    calls, fused = [], nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", lambda q, *a, **k: calls.append(q.shape[-2]) or fused(q, *a, **k))
+    khot.reduce_tokens(model, 0.5, at=(0, 1))(images())
+    assert calls == [65, 33, 17]  # every block, on ever fewer tokens
+    assert model.state_dict().keys() == before.keys()
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_windowed_models_of_transformers_are_refused() -> None:
+    transformers = with_torchvision("transformers")
+    model = transformers.SwinModel(
+        transformers.SwinConfig(image_size=32, patch_size=4, embed_dim=8, depths=[1], num_heads=[2], window_size=4)
+    )
+    with pytest.raises(ValueError, match="attends in windows"):
+        khot.reduce_tokens(model, 0.5)
 
 
 @pytest.mark.parametrize("score", ["cls", "received"])
