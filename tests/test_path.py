@@ -54,9 +54,9 @@ def native_call() -> Callable[[], object]:
 def test_the_native_path_is_the_drawn_one() -> None:
     forward = calls(native_call())
     assert set(forward) == drawn("Forward, native")
-    assert [name for name, _ in forward].count("pick") == 1
+    assert [name for name, _ in forward].count("ask") == 1
     assert [name for name, _ in forward].count("find_method") == 1
-    assert len(forward) <= 13, "it was 23 once"
+    assert len(forward) <= 8, "it was 23 once"
     y = khot.soft_topk(torch.randn(4, 64, requires_grad=True), 8)
     grad = torch.ones_like(y)
     assert set(calls(lambda: y.backward(grad))) == drawn("Backward, native")
@@ -66,6 +66,8 @@ def test_the_native_path_is_the_drawn_one() -> None:
 def test_the_reference_path_is_the_drawn_one() -> None:
     with kernels.disabled():
         forward = calls(native_call())
+    asked = {"primitives/threshold/ordinary.py", "kernels/ordinary.py"}  # where there is a compiled kernel, whether the call is ordinary
+    forward = [step for step in forward if step[1] not in asked]
     assert {file for _, file in forward} == {file for _, file in drawn("Forward, reference")}
     assert set(forward) >= drawn("Forward, reference")
     assert len(forward) <= 64, "it was 93 once"

@@ -36,11 +36,11 @@ class Room:
         """A contiguous tensor with any contents, that nobody else writes to."""
         size = math.prod(shape)
         if size < WORTH:
-            return torch.empty(tuple(shape), dtype=dtype)
+            return torch.empty(tuple(shape), dtype=dtype, device="cpu")
         with self.lock:
             flat = next((flat for flat in self.buffers if flat.numel() == size and flat.dtype == dtype and is_alone(flat)), None)
             if flat is None:
-                flat = torch.empty(size, dtype=dtype)
+                flat = torch.empty(size, dtype=dtype, device="cpu")
                 if is_alone(flat):  # else this torch cannot tell, and nothing is used twice
                     self.buffers.append(flat)
             # Not a view: one would count the changes of the whole buffer, and those of earlier steps.

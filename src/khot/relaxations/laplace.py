@@ -22,7 +22,7 @@ def _cdf(u: Tensor) -> Tensor:
 
 
 def _write(u: Tensor, out: Tensor) -> Tensor:
-    tail = torch.abs(u, out=out).mul_(_PER_TWO).exp2_()
+    tail = torch.abs(u, out=out).neg_().exp_()
     half = u.sign_().mul_(0.5)
     tail.mul_(half)
     return torch.sub(half.add_(0.5), tail, out=out)
