@@ -11,9 +11,9 @@ from torch import Tensor, get_num_threads
 
 from khot._tensors import in_reach
 from khot.kernels import register
-from khot.kernels.cpu import DTYPES, ERRORS, LIBRARY, dense
+from khot.kernels.cpu import DTYPES, ERRORS, FAMILIES, LIBRARY, dense
 
-FAMILIES = {"sigmoid": 0, "euclidean": 1, "laplace": 2, "gaussian": 3}
+_SERVED = ("sigmoid", "euclidean", "laplace", "gaussian")  # the families whose slope these passes know
 _MAGNITUDES, _PRODUCTS, _DERIVATIVE = range(3)
 _TYPES = (torch.float32, torch.float64)
 _library: Any = LIBRARY
@@ -80,7 +80,7 @@ class Masked(NamedTuple):
 def _takes(family: str, weights: Sequence[Tensor]) -> bool:
     """Whether the weights lie in ordinary memory and are of one dtype."""
     one = weights[0].dtype
-    return family in FAMILIES and one in _TYPES and all(weight.dtype == one and in_reach(weight) for weight in weights)
+    return family in _SERVED and one in _TYPES and all(weight.dtype == one and in_reach(weight) for weight in weights)
 
 
 if _HAS:

@@ -31,19 +31,19 @@ def promising(residual: Callable[[Tensor], Tensor], weight: Tensor, chosen: Tens
     """
     flat = torch.func.jacfwd(residual)(weight).flatten(1)  # (N, dim p)
     target = flat @ weight.flatten() - residual(weight)
-    on, equation = chosen.flatten().nonzero()[:, 0], torch.arange(len(chosen)).repeat_interleave(chosen.shape[1])
+    on, equation = chosen.flatten().nonzero()[:, 0], torch.arange(len(chosen), device=chosen.device).repeat_interleave(chosen.shape[1])
     out, into = ((equation[on].unsqueeze(1) == equation) & ~chosen.flatten()).nonzero().unbind(1)
     if not len(out):
         return []
     sets = on.repeat(len(out), 1)  # (M, terms)
-    sets[torch.arange(len(out)), out] = into
+    sets[torch.arange(len(out), device=out.device), out] = into
     gram, moment = flat.mT @ flat, flat.mT @ target
     left = gram[sets.unsqueeze(2), sets.unsqueeze(1)]
     ridge = 1e-10 * left.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-300)  # terms that cannot be told apart
-    left = left + ridge[:, None, None] * torch.eye(len(on), dtype=left.dtype)
+    left = left + ridge[:, None, None] * torch.eye(len(on), dtype=left.dtype, device=left.device)
     solved = torch.linalg.solve(left, moment[sets])
     loss = target.square().sum() - (solved * moment[sets]).sum(1)
     loss = torch.where(loss.isfinite(), loss, torch.inf)
     best = loss.argsort()[:most]
-    weights = torch.zeros(len(best), weight.numel(), dtype=weight.dtype).scatter(1, sets[best], solved[best])
+    weights = weight.new_zeros(len(best), weight.numel()).scatter(1, sets[best], solved[best])
     return [Exchange(one.view_as(weight), float(promised)) for one, promised in zip(weights, loss[best], strict=True)]
