@@ -12,7 +12,7 @@ _REDUCTION = "python examples/token_reduction.py WEIGHTS --records bench/results
 VISION = {
     "runs": (
         "Top-1 and top-5 in per cent, from the records of `khot train`. A row with a command was not run; the command runs it.",
-        "bench/vision/fashion.sh bench/results/vision",
+        "bench/vision/networks.sh bench/results/vision",
     ),
     "relaxations": (
         "One model with several matrix methods.",

@@ -9,7 +9,7 @@ model='{"image_size": 32, "in_channels": 3, "dim": 64, "num_heads": 4, "stem": "
 run() {
   "${PYTHON:-python}" -m khot train --recipe cifar10 --model vit --model_options "$model" --batch_size 64 --pad 2 --records "$out/cifar10.jsonl" --progress false "$@"
 }
-run --epochs "${EPOCHS:-3}" --lr 1e-3 --warmup_epochs 0.2 --out "$out/cifar10-vit-0"
+run --epochs "${EPOCHS:-12}" --lr 1e-3 --warmup_epochs 0.5 --out "$out/cifar10-vit-0"
 for keep in "$@"; do
   for score in ${SCORES:-cls learned-sample random fused learned-straight learned-gumbel}; do
     case $score in
