@@ -50,8 +50,9 @@ def where(rows: list[Row]) -> list[str]:
 
 
 def runs(rows: list[Row]) -> list[Table]:
-    head, *body = results.table(row for row in rows if not (row["config"].get("reduce") or row["config"].get("weights")))
-    return [Table("Every planned row", head, body), *pairs(rows)]
+    whole = [row for row in rows if not (row["config"].get("reduce") or row["config"].get("weights"))]
+    head, *body = results.table(whole)
+    return [Table("Every planned row", head, body), *pairs(whole)]
 
 
 def relaxations(rows: list[Row]) -> list[Table]:
@@ -74,13 +75,13 @@ RIVALS = (("topk_dynamic", "vit"), ("topk_attention", "topk_attention_none"), ("
 
 
 def pairs(rows: list[Row]) -> list[Table]:
-    """Who is ahead of whom on the same test images, seed by seed."""
+    """Who is ahead of whom on the same test images, seed by seed; both were trained for as long."""
     lines = []
     for data in dict.fromkeys(row["data"] for row in rows):
         for one, other in RIVALS:
-            found = {model: {row["seed"]: row for row in rows if (row["data"], row["model"]) == (data, model)} for model in (one, other)}
-            for seed in sorted(found[one].keys() & found[other].keys()):
-                points, low, high = results.compare(found[one][seed], found[other][seed])
+            found = {model: {_run(row): row for row in rows if (row["data"], row["model"]) == (data, model)} for model in (one, other)}
+            for seed, epochs in sorted(found[one].keys() & found[other].keys()):
+                points, low, high = results.compare(found[one][seed, epochs], found[other][seed, epochs])
                 names = [results.TITLES[model] for model in (one, other)]
                 lines.append([results.DATA.get(data, data), *names, seed, f"{points:+.2f}", f"{low:+.2f} to {high:+.2f}"])
     return (
@@ -88,6 +89,10 @@ def pairs(rows: list[Row]) -> list[Table]:
         if lines
         else []
     )
+
+
+def _run(row: Row) -> tuple[int, int]:
+    return row["seed"], row["config"]["epochs"]
 
 
 def canvas(rows: list[Row]) -> list[Table]:
