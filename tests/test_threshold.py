@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 
 import cvxpy
 import numpy as np
@@ -223,7 +222,7 @@ def test_blind_search_is_exact_within_sixteen_passes(family, monkeypatch: pytest
 
     for room in (solve, bracket):
         monkeypatch.setattr(room, "readable", lambda tensor: False)
-    mask, _ = solve.solve_rows(scores, k, 1.0, dataclasses.replace(family, f=counted))
+    mask, _ = solve.solve_rows(scores, k, 1.0, type(family)(**{**vars(family), "f": counted}))
     assert passes <= 16
     assert bool(((mask.double().sum(-1, keepdim=True) - k).abs() <= torch.finfo(torch.float32).eps * k).all())
     assert_close(mask, seen, rtol=0, atol=2e-5)
@@ -240,10 +239,10 @@ def test_rows_by_sums_alone_find_the_same() -> None:
 
     scores, k = cruel(130, torch.float32), torch.full((14, 1), 7.5, dtype=torch.float64)
     for family in (SIGMOID, EUCLIDEAN):
-        mask, _ = solve.solve_rows(scores, k, 1.0, family, rows.Rows(sums))
+        mask, _ = solve.solve_rows(scores, k, 1.0, family, rows.Rows(sums=sums))
         assert_close(mask, solve.solve_rows(scores, k, 1.0, family).mask, rtol=0, atol=1e-6)
     calls = 0
-    solve.solve_rows(scores[:1], k[:1], 1.0, SIGMOID, rows.Rows(sums))
+    solve.solve_rows(scores[:1], k[:1], 1.0, SIGMOID, rows.Rows(sums=sums))
     assert calls <= 8, "an ordinary row: size, mean, variance, a few rounds, the mask, its test"
 
 
