@@ -209,10 +209,25 @@ def test_a_hundred_thousand_perturbations_leave_no_bound(model: ViT) -> None:
     assert found == 0, f"{found} of the numbers at {count} perturbations are outside"
 
 
+@pytest.mark.parametrize("eps", [1e3, 1e20, 1e30, 1e150, 1e300])
+@pytest.mark.parametrize("domain", ["box", "affine"])
+def test_nothing_is_decided_where_everything_may_move(model: ViT, domain: str, eps: float) -> None:
+    """Linear forms beyond the integers and beyond float64: no token is certain, and the bounds hold."""
+    wide, x = copy.deepcopy(model).double(), torch.rand(2, 1, 12, 12, dtype=WIDE)
+    found = bounds.certify(wide, x, eps, domain=domain, keep={0: 4, 1: 2})
+    assert bool(found.decided[0].undecided.all()) and not bool(found.certain.any())
+    logits = pruned(wide, x[:1] + eps * (2 * torch.rand(100, 1, 12, 12, dtype=WIDE) - 1), {0: 4, 1: 2})
+    assert violations(logits[logits.isfinite().all(-1)], Box(found.lower[0], found.upper[0])) == 0
+
+
 def test_bad_input_is_refused_in_words(model: ViT) -> None:
     x = torch.zeros(1, 1, 12, 12)
-    with pytest.raises(ValueError, match="eps must be at least 0, got -1"):
+    with pytest.raises(ValueError, match="eps must be finite and at least 0, got -1"):
         bounds.certify(model, x, -1.0)
+    with pytest.raises(ValueError, match="eps must be finite and at least 0, got inf"):
+        bounds.certify(model, x, torch.inf)
+    with pytest.raises(ValueError, match="at least one image, got a batch of 0"):
+        bounds.certify(model, x[:0], 0.1)
     with pytest.raises(ValueError, match="domain must be 'affine' or 'box', got 'zonotope'"):
         bounds.certify(model, x, 0.1, domain="zonotope")
     with pytest.raises(ValueError, match="x must be finite"):
