@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from khot._record import record
+from khot._record import record, replace
 
 
 def twice(x: int) -> int:
@@ -33,7 +33,8 @@ def test_values_come_from_the_call_or_the_class() -> None:
 
 
 def test_nothing_can_be_changed() -> None:
-    row = Row(name="a")
+    row = Row(name="a", size=2)
+    assert vars(replace(row, name="b")) == {"name": "b", "f": twice, "size": 2} and row.name == "a"
     with pytest.raises(AttributeError, match="a Row cannot be changed: size"):
         row.size = 2  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(AttributeError, match="a Row cannot be changed: name"):

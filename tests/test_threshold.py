@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 
 import khot
+from khot._record import replace
 from khot.primitives.threshold import bracket, rows, solve
 from khot.relaxations.euclidean import EUCLIDEAN
 from khot.relaxations.sigmoid import SIGMOID
@@ -222,7 +223,7 @@ def test_blind_search_is_exact_within_sixteen_passes(family, monkeypatch: pytest
 
     for room in (solve, bracket):
         monkeypatch.setattr(room, "readable", lambda tensor: False)
-    mask, _ = solve.solve_rows(scores, k, 1.0, type(family)(**{**vars(family), "f": counted}))
+    mask, _ = solve.solve_rows(scores, k, 1.0, replace(family, f=counted))
     assert passes <= 16
     assert bool(((mask.double().sum(-1, keepdim=True) - k).abs() <= torch.finfo(torch.float32).eps * k).all())
     assert_close(mask, seen, rtol=0, atol=2e-5)

@@ -35,3 +35,8 @@ def record(cls: type[T]) -> type[T]:
 
     cls.__init__, cls.__setattr__, cls.__delattr__ = create, refuse, refuse
     return cls
+
+
+def replace(row: T, **values: Any) -> T:
+    """A record with some of its values changed."""
+    return type(row)(**{**vars(row), **values})
