@@ -1,7 +1,6 @@
 """The benchmarks run, write complete rows, and refuse what is broken."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 import khot
-from bench import choosing, common, gate, plot, temperature
+from bench import choosing, common, gate, plot, temperature, timing
 from bench.__main__ import commands
 from bench.__main__ import main as bench
 from bench.common import LawsRed, affordable, laws_green, race
@@ -19,6 +18,7 @@ from bench.quality import measures
 from bench.seeds import PAIRS, draw, nccs
 from bench.timing import Timing
 from khot import registry
+from khot._record import replace
 
 FACTS = {"bench", "what", "cpu", "cores", "isa", "python", "torch", "khot", "commit"}
 
@@ -100,18 +100,18 @@ def test_race_takes_turns_and_pairs_rounds() -> None:
     assert Timing([2.0, 20.0, 6.0]).ratio(Timing([1.0, 10.0, 2.0])) == 2.0
 
 
-def test_expensive_call_is_not_run() -> None:
+def test_expensive_call_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
-    def cubic(batch: int, n: int) -> None:
-        import time
+    def seconds(call: Any, calls: int) -> float:
+        call()
+        return 1e-3 * (sizes[-1] / 1024) ** 3
 
-        sizes.append(n)
-        time.sleep(1e-3 * (n / 1024) ** 3)
-
-    reason = affordable(cubic, 1, 2**20, limit=0.5)
+    monkeypatch.setattr(timing, "_measure", seconds)
+    reason = affordable(lambda batch, n: sizes.append(n), 1, 2**20, limit=0.5)
     assert reason is not None and "more than 0.5 s" in reason
     assert max(sizes) <= 2**12
+    monkeypatch.undo()
     assert affordable(lambda batch, n: None, 16, 4096, limit=0.5) is None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
+import statistics
 from collections.abc import Callable
 
 import pytest
@@ -24,8 +24,8 @@ def model() -> ViT:
     return network(3)
 
 
-def network(depth: int) -> ViT:
-    torch.manual_seed(0)
+def network(depth: int, seed: int = 0) -> ViT:
+    torch.manual_seed(seed)
     model = ViT(image_size=12, patch_size=4, in_channels=1, num_classes=4, dim=16, depth=depth, num_heads=2).eval()
     with torch.no_grad():  # at its initial size the class token is so small that layer norm magnifies everything
         for parameter in (model.cls_token, model.pos_embed):
@@ -75,21 +75,40 @@ def test_certificates_hold_under_attack(model: ViT, domain: str, keep: dict[int,
                 assert bool((logits.argmax(-1) == found.label[image]).all())
 
 
-@pytest.mark.parametrize(("depth", "seeds"), [(2, (7, 12, 17, 22)), (3, (26,))])
-def test_one_pass_contains_every_case_and_is_hardly_wider(depth: int, seeds: tuple[int, ...]) -> None:
-    wide, eps = network(depth).double(), 0.02
-    # Which images leave a choice depends on the network's random numbers, which differ between releases of torch: others follow.
-    images = (torch.rand(1, 1, 12, 12, dtype=WIDE, generator=torch.Generator().manual_seed(seed)) for seed in (*seeds, *range(100, 160)))
-    both = ((x, bounds.certify(wide, x, eps, keep={0: 4})) for x in images)
-    chosen = list(itertools.islice(((x, found) for x, found in both if int(found.decided[0].undecided.sum()) > 1), len(seeds)))
-    assert len(chosen) == len(seeds)
-    for x, found in chosen:
+def turning(model: ViT, eps: float, keep: int) -> tuple[Tensor, ...]:
+    """Images so near to others for which the first block keeps other tokens that no certificate can decide which ones it keeps."""
+
+    def weights(x: Tensor) -> Tensor:
+        t = torch.cat([model.cls_token.expand(len(x), -1, -1), model.patch_embed(x)], 1) + model.pos_embed
+        attn = model.blocks[0].attn
+        q, k, _ = attn.qkv(model.blocks[0].norm1(t)).view(*t.shape[:2], 3, attn.num_heads, -1).permute(2, 0, 3, 1, 4)
+        return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)[:, :, 0, 1:].mean(1)
+
+    x = torch.rand(256, 1, 12, 12, dtype=WIDE, generator=torch.Generator().manual_seed(7), requires_grad=True)
+    best = weights(x)
+    last, next_one = best.topk(keep + 1).values[:, -2:].unbind(-1)
+    (grad,) = torch.autograd.grad((last - next_one).sum(), x)
+    other = weights(x - eps * grad.sign())  # where the lead of the last token that is kept shrinks fastest
+    turns = (khot.topk_mask(best, keep) != khot.topk_mask(other, keep)).any(-1)
+    return x.detach()[turns].unsqueeze(1).unbind()
+
+
+@pytest.mark.parametrize(("depth", "widest"), [(2, 1.0), (3, 2.0)])
+def test_one_pass_contains_every_case_and_is_hardly_wider(depth: int, widest: float) -> None:
+    """As wide as all cases together where the last block follows the selection; behind one more block, twice as wide for half of them."""
+    eps, rounding, ratios = 0.02, 1e-10, []  # all bounds are rounded outward, by some 1e-13
+    # Random networks differ between releases of torch, and a few of them keep the same tokens for all images.
+    networks = [(wide, turning(wide, eps, 4)[:2]) for wide in (network(depth, seed).double() for seed in range(5))]
+    for wide, x in ((wide, x) for wide, images in networks for x in images):
+        found = bounds.certify(wide, x, eps, keep={0: 4})
         cases = list(bounds.certify_cases(wide, x, eps, keep={0: 4}))
-        assert len(cases) == int(found.decided[0].undecided.sum()) > 1
+        assert len(cases) >= int(found.decided[0].undecided.sum()) > 1
         lower, upper = torch.cat([case.lower for case in cases]).amin(0), torch.cat([case.upper for case in cases]).amax(0)
-        width, rounding = upper - lower, 1e-10  # all of them are rounded outward, by some 1e-13
         assert bool((found.lower <= lower + rounding).all() and (found.upper >= upper - rounding).all())
-        assert float(((found.upper - found.lower) / width).mean()) <= 2.0
+        if len(cases) == int(found.decided[0].undecided.sum()):  # one token is left to choose, or one to leave out
+            ratios.append(float(((found.upper - found.lower) / (upper - lower)).mean()))
+    assert len(ratios) >= 4
+    assert (max(ratios) if widest == 1 else statistics.median(ratios)) <= widest + 1e-6
 
 
 def test_linear_forms_decide_more_tokens_than_intervals(model: ViT) -> None:
@@ -190,10 +209,25 @@ def test_a_hundred_thousand_perturbations_leave_no_bound(model: ViT) -> None:
     assert found == 0, f"{found} of the numbers at {count} perturbations are outside"
 
 
+@pytest.mark.parametrize("eps", [1e3, 1e20, 1e30, 1e150, 1e300])
+@pytest.mark.parametrize("domain", ["box", "affine"])
+def test_nothing_is_decided_where_everything_may_move(model: ViT, domain: str, eps: float) -> None:
+    """Linear forms beyond the integers and beyond float64: no token is certain, and the bounds hold."""
+    wide, x = copy.deepcopy(model).double(), torch.rand(2, 1, 12, 12, dtype=WIDE)
+    found = bounds.certify(wide, x, eps, domain=domain, keep={0: 4, 1: 2})
+    assert bool(found.decided[0].undecided.all()) and not bool(found.certain.any())
+    logits = pruned(wide, x[:1] + eps * (2 * torch.rand(100, 1, 12, 12, dtype=WIDE) - 1), {0: 4, 1: 2})
+    assert violations(logits[logits.isfinite().all(-1)], Box(found.lower[0], found.upper[0])) == 0
+
+
 def test_bad_input_is_refused_in_words(model: ViT) -> None:
     x = torch.zeros(1, 1, 12, 12)
-    with pytest.raises(ValueError, match="eps must be at least 0, got -1"):
+    with pytest.raises(ValueError, match="eps must be finite and at least 0, got -1"):
         bounds.certify(model, x, -1.0)
+    with pytest.raises(ValueError, match="eps must be finite and at least 0, got inf"):
+        bounds.certify(model, x, torch.inf)
+    with pytest.raises(ValueError, match="at least one image, got a batch of 0"):
+        bounds.certify(model, x[:0], 0.1)
     with pytest.raises(ValueError, match="domain must be 'affine' or 'box', got 'zonotope'"):
         bounds.certify(model, x, 0.1, domain="zonotope")
     with pytest.raises(ValueError, match="x must be finite"):

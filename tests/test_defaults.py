@@ -126,6 +126,15 @@ def other_defaults() -> Iterator[None]:
     finally:
         torch.set_default_device(None)
         torch.set_default_dtype(dtype)
+        _mend_default_device()
+
+
+def _mend_default_device() -> None:
+    """``torch.get_default_device`` of torch 2.6 fails once a default device was set and taken back."""
+    try:
+        torch.get_default_device()
+    except AttributeError:
+        del torch._GLOBAL_DEVICE_CONTEXT.device_context
 
 
 def evaluate(call: Callable[[Tensor], Any]) -> list[Tensor]:

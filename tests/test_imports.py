@@ -11,7 +11,17 @@ import pytest
 import khot
 
 ROOT = Path(khot.__file__).parent
-LAYERS = {"_tensors": -3, "_settle": -2, "checks": -1, "registry": 0, "kernels": 1, "primitives": 2, "relaxations": 3, "designs": 3}
+LAYERS = {
+    "_record": -4,
+    "_tensors": -3,
+    "_settle": -2,
+    "checks": -1,
+    "registry": 0,
+    "kernels": 1,
+    "primitives": 2,
+    "relaxations": 3,
+    "designs": 3,
+}
 VERBS = 4  # soft, sample, select, loss and whatever else stands beside them
 PACKAGE = 6
 LAYERS |= {
@@ -65,10 +75,11 @@ def test_imports_point_down(path: Path) -> None:
 
 
 def test_the_ground_floor_imports_nothing_of_ours() -> None:
+    assert not list(imported(ROOT / "_record.py"))
     assert not list(imported(ROOT / "_tensors.py"))
     assert set(imported(ROOT / "_settle.py")) == {"khot._tensors"}
     assert set(imported(ROOT / "checks.py")) == {"khot._tensors"}
-    assert set(imported(ROOT / "registry.py")) == {"khot._tensors", "khot._settle", "khot.checks"}
+    assert set(imported(ROOT / "registry.py")) == {"khot._record", "khot._tensors", "khot._settle", "khot.checks"}
 
 
 def test_the_check_can_fail(tmp_path: Path) -> None:

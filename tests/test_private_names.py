@@ -61,6 +61,8 @@ for call in (
 torch.testing.assert_close(khot.soft_topk(scores, 2).sum(), torch.tensor(2.0, dtype=torch.float64))
 batched = torch.autograd.functional.jacobian(lambda s: khot.soft_topk(s, 2), scores.detach(), vectorize=True)
 torch.testing.assert_close(batched, torch.autograd.functional.jacobian(lambda s: khot.soft_topk(s, 2), scores.detach()))
+operator = lambda s: torch.ops.khot.threshold_forward(s, None, 2.0, None, 1.0, "sigmoid", 0.0)[0]
+torch.testing.assert_close(torch.vmap(operator)(scores.detach().expand(3, 4)), khot.soft_topk(scores.detach(), 2).expand(3, 4))
 draw = lambda: ESTIMATORS["perturb_and_map"](lambda z: z @ scores.detach(), scores, 2, generator=torch.Generator().manual_seed(5))
 assert torch.equal(draw(), draw())
 """

@@ -109,8 +109,10 @@ class Operations(TorchDispatchMode):
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return func(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        everything = func is torch.ops.aten.slice.Tensor and out.shape == args[0].shape  # what torch 2.6 calls for ":"
+        self.count += not everything
+        return out
 
 
 def test_one_image_alone_is_that_image_and_costs_few_operations() -> None:

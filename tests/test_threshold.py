@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 
 import cvxpy
 import numpy as np
@@ -13,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 
 import khot
+from khot._record import replace
 from khot.primitives.threshold import bracket, rows, solve
 from khot.relaxations.euclidean import EUCLIDEAN
 from khot.relaxations.sigmoid import SIGMOID
@@ -223,7 +223,7 @@ def test_blind_search_is_exact_within_sixteen_passes(family, monkeypatch: pytest
 
     for room in (solve, bracket):
         monkeypatch.setattr(room, "readable", lambda tensor: False)
-    mask, _ = solve.solve_rows(scores, k, 1.0, dataclasses.replace(family, f=counted))
+    mask, _ = solve.solve_rows(scores, k, 1.0, replace(family, f=counted))
     assert passes <= 16
     assert bool(((mask.double().sum(-1, keepdim=True) - k).abs() <= torch.finfo(torch.float32).eps * k).all())
     assert_close(mask, seen, rtol=0, atol=2e-5)
@@ -240,10 +240,10 @@ def test_rows_by_sums_alone_find_the_same() -> None:
 
     scores, k = cruel(130, torch.float32), torch.full((14, 1), 7.5, dtype=torch.float64)
     for family in (SIGMOID, EUCLIDEAN):
-        mask, _ = solve.solve_rows(scores, k, 1.0, family, rows.Rows(sums))
+        mask, _ = solve.solve_rows(scores, k, 1.0, family, rows.Rows(sums=sums))
         assert_close(mask, solve.solve_rows(scores, k, 1.0, family).mask, rtol=0, atol=1e-6)
     calls = 0
-    solve.solve_rows(scores[:1], k[:1], 1.0, SIGMOID, rows.Rows(sums))
+    solve.solve_rows(scores[:1], k[:1], 1.0, SIGMOID, rows.Rows(sums=sums))
     assert calls <= 8, "an ordinary row: size, mean, variance, a few rounds, the mask, its test"
 
 

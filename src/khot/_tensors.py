@@ -102,6 +102,8 @@ _forward_grad: Callable[..., Any] = _private("autograd.forward_ad._set_fwd_grad_
 
 _entry_of: Callable[..., Any] | None = _private("_library.simple_registry.singleton.find", None)
 _autograd_of: Callable[..., Any] | None = _private("_library.autograd.make_autograd_impl", None)
+_batch: Callable[..., Any] | None = _private("_functorch.autograd_function.custom_function_call_vmap_helper", None)
+_level: Callable[[], Any] | None = _private("_functorch.pyfunctorch.retrieve_current_functorch_interpreter", None)
 
 
 def register_fake(library: torch.library.Library, name: str, fake: Callable[..., Any]) -> None:
@@ -120,12 +122,28 @@ def autograd_kernel(name: str, backward: Callable[..., Any], setup_context: Call
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         if not made:
-            namespace, operator = name.split("::")
             rule = SimpleNamespace(_backward_fn=backward, _setup_context_fn=setup_context)
-            made.append(make(getattr(getattr(torch.ops, namespace), operator).default, rule))
+            made.append(make(_operator(name), rule))
         return made[0](keyset, *args, **kwargs)
 
     return kernel
+
+
+def batching_kernel(name: str, batched: Callable[..., Any]) -> Callable[..., Any] | None:
+    """What ``torch.library.register_vmap`` would register, which looks the operator up first; ``None`` where this torch lacks its parts."""
+    batch, level = _batch, _level
+    if batch is None or level is None:
+        return None
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        return batch(level(), batched, _operator(name), *args, **kwargs)
+
+    return kernel
+
+
+def _operator(name: str) -> Any:
+    namespace, operator = name.split("::")
+    return getattr(getattr(torch.ops, namespace), operator).default
 
 
 def is_recorded() -> bool:

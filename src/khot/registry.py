@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, ParamSpec
 
 from torch import Tensor
 
+from khot._record import record
 from khot._settle import settled_mask, settled_matrix, settled_select
 from khot._tensors import Number
 from khot.checks import door, find
@@ -27,7 +27,7 @@ RELAXATIONS: Mapping[str, Relaxation] = MappingProxyType(_relaxations)
 DESIGNS: Mapping[str, Design] = MappingProxyType(_designs)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@record
 class Relaxation:
     """One row of the table: what a relaxation is called, what it promises, what it costs.
 
@@ -69,7 +69,7 @@ class Relaxation:
         return self.name
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@record
 class Design:
     """One row of the table of sampling designs: fixed-size samples with prescribed inclusion probabilities."""
 

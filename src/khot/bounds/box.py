@@ -88,7 +88,8 @@ class Box:
 
     def meet(self, lower: Tensor | float, upper: Tensor | float) -> Box:
         """What is left when the value is also known to lie between ``lower`` and ``upper``."""
-        return Box(torch.clamp(self.lower, min=lower), torch.clamp(self.upper, max=upper))  # pyright: ignore[reportCallIssue, reportArgumentType]
+        low, high = (torch.as_tensor(end, dtype=WORK, device=self.lower.device) for end in (lower, upper))
+        return Box(torch.fmax(self.lower, low), torch.fmin(self.upper, high))  # an end that overflowed to nan is not known
 
     def cap(self, limit: float) -> Box:
         """Bounds of the value cut off at ``limit`` on both sides."""

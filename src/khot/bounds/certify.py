@@ -2,6 +2,7 @@ r"""What holds for a token-pruned vision transformer whatever the input within :
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
@@ -142,13 +143,15 @@ def reductions(model: nn.Module, plan: Plan) -> dict[int, int]:
 def _check(model: nn.Module, x: Tensor, eps: float, domain: str) -> tuple[Plan, Any]:
     if domain not in DOMAINS:
         raise ValueError(f"domain must be 'affine' or 'box', got {domain!r}")
-    if not eps >= 0:
-        raise ValueError(f"eps must be at least 0, got {eps}")
+    if not 0 <= eps < math.inf:
+        raise ValueError(f"eps must be finite and at least 0, got {eps}")
     plan = read(model)
     if model.training:
         raise ValueError("model must be in eval mode, where it has no dropout; call model.eval() first")
     if x.ndim != 4:
         raise ValueError(f"x must be images (B, C, H, W), got {tuple(x.shape)}")
+    if not len(x):
+        raise ValueError("x must hold at least one image, got a batch of 0")
     if not bool(x.isfinite().all()):
         raise ValueError("x must be finite; a certificate of nan or infinite pixels means nothing")
     count, size = plan.num_patches, plan.patch_size

@@ -23,7 +23,7 @@ from typing import Generic, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from khot.bounds._rounding import WORK
+from khot.bounds._rounding import WORK, room
 from khot.bounds.affine import Affine, affine
 from khot.bounds.box import Box
 from khot.bounds.domain import Bound, Domain
@@ -217,7 +217,12 @@ def _by_lines(scores: Affine, low: Tensor, high: Tensor, among: Tensor) -> tuple
     above = _sum_of_lines(scores, heaviside(low, high), among, upper=True)
     # j is ahead of i for certain where not (s_i >= s_j), which is 1 minus the step of the negative difference.
     behind = _sum_of_lines(scores, _mirrored(heaviside(-high, -low)), among, upper=True)
-    return (among.sum(-1) - torch.floor(behind + 1e-9)).long().clamp(min=0), torch.floor(above + 1e-9).long()
+    return among.sum(-1) - _whole(behind, among), _whole(above, among)
+
+
+def _whole(most: Tensor, among: Tensor) -> Tensor:
+    """As many as a number that is at least 0 allows, and all of them where it is too large for an integer or unknown."""
+    return torch.fmin(most.floor(), among.sum(-1).to(WORK)).long()
 
 
 def _mirrored(lines: Lines) -> Lines:
@@ -232,4 +237,6 @@ def _sum_of_lines(scores: Affine, lines: Lines, among: Tensor, *, upper: bool) -
     # sum_j slope_ij (s_j - s_i) has the form sum_j slope_ij A_j - (sum_j slope_ij) A_i.
     form = torch.einsum("bij,bmj->bmi", slope, scores.form) - slope.sum(-1).unsqueeze(1) * scores.form
     slack = (slope.abs() * (scores.slack.unsqueeze(-2) + scores.slack.unsqueeze(-1))).sum(-1)
-    return centre + form.abs().sum(1) + slack
+    far = scores.centre.abs() + scores.reach
+    size = (slope.abs() * (far.unsqueeze(-2) + far.unsqueeze(-1))).sum(-1) + (lines.upper_intercept.abs() * among).sum(-1)
+    return centre + form.abs().sum(1) + slack + room(size, scores.shape[-1] + scores.form.shape[1])

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from khot.distributed.traffic import all_gather, all_reduce
+from khot.kernels import shard as _registered  # noqa: F401  registers itself
 from khot.primitives.threshold.rows import LOCAL, Rows, wide_sum
 
 # Rows of at most so many items, counted with what pads the shards to one length, are fetched whole: one all-gather costs less than the

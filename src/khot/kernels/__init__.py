@@ -59,4 +59,4 @@ def disabled() -> Iterator[None]:
         _enabled = before
 
 
-from khot.kernels import cpu, magnitude, masked, order, select, shard, tournament, triton  # noqa: E402, F401  the implementations register themselves, which needs what stands above
+from khot.kernels import cpu, magnitude, order, select, tournament, triton  # noqa: E402, F401  they register themselves, which needs what stands above; masked, sample and shard are imported by what uses them

@@ -17,6 +17,7 @@ from torch.autograd import Function
 
 from khot import kernels
 from khot._tensors import in_forward_mode, is_alone
+from khot.kernels import masked as _registered  # noqa: F401  registers itself
 from khot.nn.annealing import Method, spread
 from khot.primitives.threshold.autograd import solve_mask
 from khot.registry import find_method

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from khot._tensors import autograd_kernel, register_fake
+from khot._tensors import autograd_kernel, batching_kernel, register_fake
 
 _LIBRARY = torch.library.Library("khot", "FRAGMENT")  # the operators go when it goes
 
@@ -28,8 +28,16 @@ def define(
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     register_fake(_LIBRARY, f"khot::{name}", fake)
     if batched is not None:
-        torch.library.register_vmap(f"khot::{name}", batched, lib=_LIBRARY)
+        _batches(f"khot::{name}", batched)
     return f"khot::{name}"
+
+
+def _batches(name: str, batched: Callable[..., Any]) -> None:
+    kernel = batching_kernel(name, batched)
+    if kernel is None:
+        torch.library.register_vmap(name, batched, lib=_LIBRARY)
+    else:
+        _LIBRARY.impl(name.split("::")[1], kernel, "FuncTorchBatched", with_keyset=True)
 
 
 def derive(name: str, backward: Callable[..., Any], setup_context: Callable[..., Any]) -> None:

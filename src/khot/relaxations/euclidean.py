@@ -23,7 +23,8 @@ def _sums(u: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
 
 EUCLIDEAN = known(
     Family(
-        "euclidean",
+        name="euclidean",
+        kernel="euclidean",
         f=lambda u: u.clamp(0, 1),  # not centred: near 0, where small weights live, u keeps its relative precision
         inverse=lambda y: y,
         slope=lambda y: (y * (1 - y)).sign(),  # 1 inside, 0 at both ends; comparisons and a cast cost four times as much

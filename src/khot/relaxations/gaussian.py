@@ -70,7 +70,8 @@ def _log_cdf(u: Tensor) -> Tensor:
 
 GAUSSIAN = known(
     Family(
-        "gaussian",
+        name="gaussian",
+        kernel="gaussian",
         f=_cdf,
         inverse=torch.special.ndtri,
         slope=_density,

@@ -60,7 +60,8 @@ def _log_cdf(u: Tensor) -> Tensor:
 
 LAPLACE = known(
     Family(
-        "laplace",
+        name="laplace",
+        kernel="laplace",
         f=_cdf,
         inverse=_inverse,
         slope=lambda y: torch.minimum(y, 1 - y),

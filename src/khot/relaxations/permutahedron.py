@@ -32,7 +32,8 @@ def power(p: float) -> Family:
         return inside_only(y, lambda q: (m * q ** (2 - p)).clamp(max=torch.finfo(q.dtype).max ** 0.5))
 
     return Family(
-        "permutahedron",
+        name="permutahedron",
+        kernel="none",
         f=lambda u: u.clamp(0, 1) ** m,
         inverse=lambda y: y ** (p - 1),
         slope=slope,

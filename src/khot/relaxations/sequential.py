@@ -91,6 +91,10 @@ def sequential_matrix(
     With Gumbel noise on the scores the hard limit is a draw of k items without replacement; without it, the top-k. The subtracted
     logarithm is not divided by the scale of the scores, so that at a temperature of 1 or more even large scores stay soft.
 
+    Where the scores span hundreds of ``tau``, a step moves an item by ``1/tau`` times its lead over the next one. Below a temperature of 1
+    such differences grow from row to row, rounding included: with normal scores of scale 100, n = 64 and ``tau = 0.3``, a change of
+    the scores by a part in 10⁹ moves entries of later rows by up to 0.7, and float32 and float64 part as much.
+
     The rows depend on each other, so that there is nothing to do but k steps of n entries, one after the other: a sum, a quotient and
     ``1/tau`` products each where ``1/tau`` is 1, 2, 3 or 4 and the scores span less than ``70 tau``, else a softmax and a logarithm.
     The backward pass takes as long again; the mask keeps no ``(..., k, n)`` tensor in the first case.

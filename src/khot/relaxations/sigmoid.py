@@ -31,7 +31,8 @@ def _sums(u: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
 
 SIGMOID = known(
     Family(
-        "sigmoid",
+        name="sigmoid",
+        kernel="sigmoid",
         f=torch.sigmoid,
         inverse=torch.logit,
         slope=lambda y: y * (1 - y),

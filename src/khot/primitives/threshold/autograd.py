@@ -22,7 +22,6 @@ from khot import kernels
 from khot._tensors import Number, column, in_forward_mode, in_reach, is_recorded, nests, without_tangent, work_dtype
 from khot.primitives.threshold.family import Family
 from khot.primitives.threshold.rows import LOCAL, Rows
-from khot.primitives.threshold.solve import solve_rows
 
 
 def solve_mask(scores: Tensor, k: Number, tau: Number, family: Family, rows: Rows = LOCAL) -> Tensor:
@@ -83,6 +82,8 @@ def mask_and_shift(x: Tensor, k: Number, tau: Number, family: Family, rows: Rows
     if kernel is not None:
         y, t = kernel.forward(x, k, tau, family.kernel, curve=family.curve)
         return y, t.to(work.dtype)
+    from khot.primitives.threshold.solve import solve_rows  # the reference is read when it is first needed
+
     y, t = solve_rows(work, k, tau, family, rows)
     return y.to(x.dtype), t
 

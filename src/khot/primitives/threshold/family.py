@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
+
+from khot._record import record
 
 _builders: dict[str, Callable[[float], Family]] = {}
 
@@ -29,11 +30,12 @@ class Quick(NamedTuple):
     bow: float = 0.125  # the error after a Newton step on it is mostly less than so many squares of the step
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record
 class Family:
     """An increasing squashing function ``F`` from the reals to [0, 1]."""
 
     name: str
+    kernel: str  # the name of its native code, "none" where there is none
     f: Callable[[Tensor], Tensor]
     inverse: Callable[[Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]  # F' as a function of y = F(u)
@@ -41,15 +43,11 @@ class Family:
     smooth: bool = True  # F' is Lipschitz and F(-u) = 1 - F(u) with tails like exponentials
     alpha: float = 0.0  # the family's parameter, where it has one
     density: Callable[[Tensor], Tensor] | None = None  # F' as a function of u, where that is cheaper
-    kernel: str = ""  # the name of its native code; its own name if empty
     curve: Callable[[], Any] | None = None  # what that code wants besides, see khot.kernels.curve
     log_f: Callable[[Tensor], Tensor] | None = None  # log F(u) with its digits, where F never reaches 0
     log_slope: Callable[[Tensor], Tensor] | None = None  # log F'(u), likewise
     bend: float = 1.0  # |F''| is at most so many times F' wherever F is not 0 in floating point; of smooth families
     quick: Quick | None = None  # the same in place, where that is faster
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "kernel", self.kernel or self.name)
 
     def slope_at(self, u: Tensor, y: Tensor) -> Tensor:
         """``F'`` at ``u``, where ``y = F(u)`` is known."""

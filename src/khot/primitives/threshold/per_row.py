@@ -15,7 +15,6 @@ from torch.autograd.function import Function
 from khot._tensors import Number, in_forward_mode, is_recorded, nests, readable, wide_dtype, without_tangent, work_dtype
 from khot.primitives.operators import define_rows, derive, leading
 from khot.primitives.threshold.autograd import follow, gradients, in_argument, mask_and_shift, moves
-from khot.primitives.threshold.bracket import solve_bracket
 from khot.primitives.threshold.tsallis import inverse_in_a, tsallis_family
 
 
@@ -33,6 +32,8 @@ def _solve(scores: Tensor, k: Tensor, tau: Tensor, a: Tensor) -> tuple[Tensor, T
     """The mask and the thresholds: by the solver of a number where all rows have the same ``a``, else one family per row."""
     if readable(a) and a.numel() and bool((a == a.flatten()[0]).all()):
         return mask_and_shift(scores, k, tau, tsallis_family(float(a.flatten()[0])))
+    from khot.primitives.threshold.bracket import solve_bracket  # read when it is first needed
+
     mask, shift = solve_bracket(scores, k.to(wide_dtype(scores)), tau, tsallis_family(a))
     return mask, shift
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from khot._record import record
 from khot._tensors import readable, wide_dtype
 
 _RUN = 32  # float32 numbers added before going on in float64
@@ -17,7 +17,7 @@ _DIGIT = 4  # bits of the k-th largest that are decided by one reduction
 _INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record
 class Rows:
     """The reductions over a row.
 

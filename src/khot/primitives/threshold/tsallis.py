@@ -43,7 +43,15 @@ def tsallis_family(a: Any, alpha: float = 0.0) -> Family:
 
     kernel, curve = _native(a)
     return Family(
-        "entmax", f=f, inverse=lambda y: inverse(y, a), slope=slope, entropy=entropy, smooth=False, alpha=alpha, kernel=kernel, curve=curve
+        name="entmax",
+        kernel=kernel,
+        f=f,
+        inverse=lambda y: inverse(y, a),
+        slope=slope,
+        entropy=entropy,
+        smooth=False,
+        alpha=alpha,
+        curve=curve,
     )
 
 
