@@ -24,9 +24,7 @@ if LIBRARY:
     ]  # fmt: skip
 
 
-def draw(
-    design: str, probs: Tensor, k: Number, seed: int, *, shuffled: bool, start: Tensor | None = None, over: bool = False
-) -> Tensor:
+def draw(design: str, probs: Tensor, k: Number, seed: int, *, shuffled: bool, start: Tensor | None = None, over: bool = False) -> Tensor:
     """A 0/1 mask like ``probs`` with ``k`` ones in every row; nan in a row that has one.
 
     Args:
