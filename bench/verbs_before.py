@@ -40,7 +40,7 @@ print(took if took > 1 else once())  # a short call again: the first one also lo
 
 
 def before_rows(commit: str, record: Recorder, built: Path | None = None) -> None:
-    """One row for each slow call: the median of its time over that of the earlier commit, in a tree of it that is ``built`` already or not."""
+    """One row for each slow call: the median of its time over that of the earlier commit, whose tree may be ``built`` already."""
     if built is not None:
         return _add_all(record, built.resolve(), commit)
     with tempfile.TemporaryDirectory() as folder:
