@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ def options_parser() -> argparse.ArgumentParser:
     options.add_argument("--only", help="comma separated beginnings of claims, e.g. 'topk_mask,sample'")
     options.add_argument("--threads", type=int, default=1)
     options.add_argument("--before", metavar="COMMIT", help="also time the slow calls of an earlier commit, in turns with today's")
+    options.add_argument("--tree", type=Path, help="a working tree of that commit with its native library built, instead of a new one")
     options.add_argument("--gigabytes", type=float, default=16.0, help="memory that may be used")
     return options
 
@@ -29,13 +31,15 @@ def options_parser() -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> int:
     record = recorder("verbs", options)
     torch.set_num_threads(options.threads)
-    wanted = [claim for claim in CLAIMS if not options.only or any(claim.what.startswith(word) for word in options.only.split(","))]
+    wanted = [
+        claim for claim in CLAIMS if options.only is None or any(word and claim.what.startswith(word) for word in options.only.split(","))
+    ]
     cells = [(claim, shape) for claim in wanted for shape in (claim.shapes[:1] if options.quick else claim.shapes)]
     with memory_limit(options.gigabytes):
         for claim, shape in progress(cells, "verbs"):
             _time(claim, shape, options, record)
     if options.before:
-        before_rows(options.before, record)
+        before_rows(options.before, record, options.tree)
     print_tables(tables(record.rows))
     return 0
 

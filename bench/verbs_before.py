@@ -39,17 +39,23 @@ print(took if took > 1 else once())  # a short call again: the first one also lo
 """
 
 
-def before_rows(commit: str, record: Recorder) -> None:
-    """One row for each slow call: the median of its time over that of the earlier commit."""
+def before_rows(commit: str, record: Recorder, built: Path | None = None) -> None:
+    """One row for each slow call: the median of its time over that of the earlier commit, whose tree may be ``built`` already."""
+    if built is not None:
+        return _add_all(record, built.resolve(), commit)
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "before"
         subprocess.run(["git", "worktree", "add", "--detach", str(tree), commit], cwd=ROOT, check=True, capture_output=True)
         try:
             _build(tree)
-            for name, (code, bound) in SLOW.items():
-                _add(record, name, code, bound, tree, commit)
+            _add_all(record, tree, commit)
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", str(tree)], cwd=ROOT, check=True, capture_output=True)
+
+
+def _add_all(record: Recorder, tree: Path, commit: str) -> None:
+    for name, (code, bound) in SLOW.items():
+        _add(record, name, code, bound, tree, commit)
 
 
 def _build(tree: Path) -> None:

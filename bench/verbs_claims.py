@@ -16,6 +16,7 @@ Make = Callable[[int, int, int], Run]
 
 MASKS: tuple[Shape, ...] = ((4096, 64, 2), (64, 1024, 32), (16, 16384, 1024), (1, 10**6, 62500))
 SIXTEENTH: tuple[Shape, ...] = ((4096, 64, 4), (64, 1024, 64), (16, 16384, 1024), (1, 10**6, 62500))
+MANY: tuple[Shape, ...] = (*MASKS, (256, 32768, 2048))  # the last one is larger than the caches
 ITEMS = 16  # features of an item that is gathered
 
 
@@ -54,6 +55,12 @@ def softmax(batch: int, n: int, k: int) -> Run:
 def matrix_softmax(batch: int, n: int, k: int) -> Run:
     """One softmax of a (k, n) tensor for each row."""
     return lambda x: torch.softmax(x.unsqueeze(-2).expand(batch, k, n).contiguous(), -1)
+
+
+def network_layers(n: int) -> int:
+    """Of the bitonic network of ``n`` wires."""
+    steps = (n - 1).bit_length()
+    return steps * (steps + 1) // 2
 
 
 def topk(batch: int, n: int, k: int) -> Run:
@@ -160,7 +167,7 @@ def _methods() -> list[Claim]:
     heavy: tuple[Shape, ...] = ((32, 10**4, 1000),)
     return [
         *(
-            Claim(name, "softmax", ours("soft_topk", method=name), softmax, by_length(*bounds), MASKS, mode)
+            Claim(name, "softmax", ours("soft_topk", method=name), softmax, by_length(*bounds), MANY, mode)
             for name in ("sigmoid", "laplace", "euclidean") for mode, bounds in (("forward", (1.0, 1.2)), ("forward+backward", (1.2, 1.4)))
         ),
         *(
@@ -178,8 +185,11 @@ def _methods() -> list[Claim]:
         *(
             Claim(f"matrix of {name}", "softmax of (k, n)", ours("soft_topk_matrix", method=name), matrix_softmax, always(6), heavy,
                   "forward+backward")
-            for name in ("softrank", "iterative")
+            for name in ("softrank", "iterative", "sequential")
         ),
+        # A network mixes the rows of its matrix once a layer, forward and back: a softmax each. One row of scores: a call takes seconds.
+        Claim("matrix of network", "softmax of (k, n)", ours("soft_topk_matrix", method="network"), matrix_softmax,
+              lambda s: float(network_layers(s[1])), ((1, 10**4, 1000),), "forward+backward"),
         *(
             Claim(f"matrix of {name}", "difftopk", ours("soft_topk_matrix", method=name), difftopk(name), always(0.5), short,
                   needs="difftopk")

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from khot._tensors import Number, form_for, readable, wide_dtype, work_dtype
 from khot.checks import check_options, check_scores
 from khot.hard import through
-from khot.registry import Design, find_design, find_method
+from khot.registry import Design, Relaxation, find_design, find_method
 
 _SINGLE = torch.finfo(torch.float32).eps  # double precision is often made from single
 _ROUNDINGS = 16  # how many roundings of the sum, in units of eps * k, still count as a whole number
@@ -108,12 +108,28 @@ def sample_topk(
     if not (method_row.sums_to_k and method_row.bounded):
         raise ValueError(f"method {method!r} gives no probabilities that sum to k; choose one whose row says sums_to_k and bounded")
     check_scores(scores, dim)
+    if dim == -1 and largest and num_samples is None and not options:
+        drawn = _draw_ordinary(row, method_row, scores, k, tau, generator, design_options or {})
+        if drawn is not None:
+            return drawn
     # In half precision a mask of many items does not sum to k: it is made in single.
     wide = _as(scores if largest else -scores, work_dtype(scores))
     soft = method_row.topk(wide, k, tau, dim=dim, **options)
     hard = _as(_draw_soft(row, _work(soft, dim), k, generator, num_samples, design_options or {}), scores.dtype)
     from_end = dim % soft.ndim - soft.ndim
     return through(hard if from_end == -1 else hard.movedim(-1, from_end), _as(soft, scores.dtype))
+
+
+def _draw_ordinary(
+    row: Design, method: Relaxation, scores: Tensor, k: Number, tau: Number, generator: Generator | None, options: dict[str, Any]
+) -> Tensor | None:
+    """A draw without a gradient, written over the mask it is drawn from; ``None`` where the call is not that ordinary."""
+    check_options(row.name, options, row.options, "design")
+    learns = scores.requires_grad and torch.is_grad_enabled()
+    if learns or row.draw_soft is None or method.ordinary is None or work_dtype(scores) is not scores.dtype or not scores.numel():
+        return None
+    soft = method.ordinary(scores, k, tau)
+    return None if soft is None else row.draw_soft(soft, float(k), generator=generator, over=True, **options)
 
 
 def _draw_soft(

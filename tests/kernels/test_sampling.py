@@ -124,6 +124,33 @@ def test_seeds_threads_and_rows(design: str) -> None:
     assert all(torch.equal(results[0], other) for other in draws)
 
 
+@pytest.mark.parametrize("design", DESIGNS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [7, 300, 3000, 70000])
+def test_a_draw_over_its_probabilities_is_the_same(design: str, dtype: torch.dtype, n: int) -> None:
+    scores = torch.randn(3, n, dtype=dtype)
+    scores[1, 2] = torch.nan
+    for k in (3, n // 3 + 0.4, n - 2):
+        for shuffled in (True, False):
+            pi = khot.soft_topk(scores, k)
+            apart = native.draw(design, pi.clone(), float(k), 5, shuffled=shuffled)
+            over = native.draw(design, pi, float(k), 5, shuffled=shuffled, over=True)
+            assert over is pi and torch.equal(over.nan_to_num(9), apart.nan_to_num(9))
+
+
+@pytest.mark.parametrize("order", ["random", "fixed"])
+def test_a_draw_is_the_same_with_and_without_a_gradient(order: str) -> None:
+    scores = torch.randn(4, 2000)
+    kept = scores.clone()
+
+    def draw(x: Tensor) -> Tensor:
+        return khot.sample_topk(x, 50, generator=torch.Generator().manual_seed(3), design_options={"order": order})
+
+    without = draw(scores)
+    assert torch.equal(scores, kept) and torch.equal(without, draw(scores.clone().requires_grad_()).detach())
+    assert torch.equal(without.sum(-1), torch.full((4,), 50.0))
+
+
 def test_each_instruction_set_draws_the_same() -> None:
     pi = (torch.arange(1024) % 16 / 32).double()  # sums and units are exact, whatever the order of the additions
     draws = []

@@ -24,7 +24,7 @@ if LIBRARY:
     ]  # fmt: skip
 
 
-def draw(design: str, probs: Tensor, k: Number, seed: int, *, shuffled: bool, start: Tensor | None = None) -> Tensor:
+def draw(design: str, probs: Tensor, k: Number, seed: int, *, shuffled: bool, start: Tensor | None = None, over: bool = False) -> Tensor:
     """A 0/1 mask like ``probs`` with ``k`` ones in every row; nan in a row that has one.
 
     Args:
@@ -35,8 +35,9 @@ def draw(design: str, probs: Tensor, k: Number, seed: int, *, shuffled: bool, st
         seed: rows and draws are told apart by their number.
         shuffled: whether every row is put into random order first.
         start: for ``systematic`` the place of the first tooth in units, ``(..., 1)``, in place of a random one.
+        over: write the mask over ``probs``, which are dense and nobody's any more: large new memory costs as much as the draw.
     """
-    out = empty_like(probs, memory_format=contiguous_format)
+    out = probs if over else empty_like(probs, memory_format=contiguous_format)
     draws = 1
     if probs.ndim > 1 and probs.stride(0) == 0 and (not isinstance(k, Tensor) or k.ndim == probs.ndim and k.stride(0) == 0):
         draws, probs, k = probs.shape[0], probs[0], k[0] if isinstance(k, Tensor) else k

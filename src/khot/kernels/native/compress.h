@@ -71,5 +71,6 @@ KHOT_INLINE int put_chosen(double* out, VecD x, IntD mask) {
 #endif
   return __builtin_popcount(set);
 }
+KHOT_INLINE int put_above(double* out, VecD x, VecD level) { return put_chosen(out, x, x > level); }
 
 }  // namespace

@@ -51,12 +51,13 @@ template <class C> class Sampler {
   // The same in random order. Of the items that are drawn and those that are not, the fewer are listed.
   struct Comb {
     UnitRule rule;
-    int32_t* listed;
+    int32_t *listed, *last;
     int64_t reached, passed, drawn;  // drawn: whether it is those that are listed, 0 or 1
     int bits;
     KHOT_INLINE void block(const C* p, const int32_t* from, int64_t count) {
       alignas(64) int64_t room[kUnitBlock];
       rule.block(p, from, count, room);
+      listed = least(listed, last);  // as many are drawn as foreseen: memory shall not depend on that
       for (int64_t i = 0; i < count; i++) {
         reached += room[i];
         int64_t teeth = reached >> bits, hit = teeth - passed;
@@ -66,8 +67,9 @@ template <class C> class Sampler {
   };
   __attribute__((noinline)) void shuffled_comb(int64_t start, Random& random, C* out, int64_t n) {
     const bool few = 2 * units.size <= units.items();
-    int32_t* list = places.at_least(units.items() + 1);
-    Comb all{units.rule, list, start, 0, few, __builtin_ctzll(uint64_t(units.one))};
+    const int64_t most_listed = few ? units.size : units.items() - units.size;
+    int32_t* list = places.at_least(most_listed + kUnitBlock + 1);
+    Comb all{units.rule, list, list + most_listed, start, 0, few, __builtin_ctzll(uint64_t(units.one))};
     shuffle.walk(units, random, all);
     fill(out, n, few ? C(0) : C(1));
     for (const int32_t* i = list; i < all.listed; i++)

@@ -22,7 +22,7 @@ template <class P> P bent_step(P missing, P k, P rest, P v0, P v1) {
 }
 
 struct Entmax15 {
-  static constexpr bool kCached = false, kRefined = false, kBent = true, kCurved = false, kKinked = false;
+  static constexpr bool kCached = false, kRefined = false, kBent = true, kCurved = false, kKinked = false, kFooted = true;
   static constexpr double kUnit = 1;
   static constexpr int kMoments = 2, kOrder = 3;
   static constexpr double kReach = 0.7;
@@ -57,7 +57,7 @@ struct Entmax15 {
 };
 
 struct Entmax {
-  static constexpr bool kCached = false, kRefined = false, kBent = true, kCurved = true, kKinked = false;
+  static constexpr bool kCached = false, kRefined = false, kBent = true, kCurved = true, kKinked = false, kFooted = true;
   static constexpr double kUnit = 1;
   static constexpr int kMoments = 2, kOrder = 3;
   static constexpr double kReach = 0.3;

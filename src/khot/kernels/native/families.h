@@ -11,6 +11,7 @@
 // v = F'(u), and q, such that the powers q^j v sum to the moments that `step` wants; where the slope has ends (kBent), q is F''(u).
 // A family with a parameter (kCurved) finds it in the curve that every row of a call shares.
 // A family whose step is exact while no score passes u = 0, where its slope has a kink and is largest (kKinked), is told how near one is.
+// A family that is 0 below its foot (kFooted) need not look at most scores again.
 // `start` guesses u at the mean of normal scores, from F^-1(k/n), the normal quantile of k/n and variance / tau^2.
 // `step` proposes the change of u that brings sum F to k.
 #pragma once
@@ -82,7 +83,7 @@ template <class F, class P> Start<P> start_of(P reference, P mean, P square, P t
 }
 
 struct Sigmoid {
-  static constexpr bool kCached = true, kRefined = false, kBent = false, kCurved = false, kKinked = false;
+  static constexpr bool kCached = true, kRefined = false, kBent = false, kCurved = false, kKinked = false, kFooted = false;
   static constexpr double kUnit = -1.4426950408889634;  // exp(-u) = 2^(kUnit u)
   static constexpr int kMoments = 4, kOrder = 5;
   static constexpr double kReach = 3.5;  // a step below kReach eps^(1/kOrder) is as good as exact
@@ -135,7 +136,7 @@ struct Sigmoid {
 };
 
 struct Laplace {
-  static constexpr bool kCached = true, kRefined = false, kBent = false, kCurved = false, kKinked = true;
+  static constexpr bool kCached = true, kRefined = false, kBent = false, kCurved = false, kKinked = true, kFooted = false;
   static constexpr double kUnit = Sigmoid::kUnit;
   static constexpr int kMoments = 2, kOrder = 3;
   static constexpr double kReach = 1;
@@ -177,7 +178,7 @@ struct Laplace {
 // Computed in w = kUnit u, see vecmath.h; the slope is measured as 2^(-w^2) and q as w, and `in_u` makes the moments
 // those of phi and -u.
 struct Gaussian {
-  static constexpr bool kCached = false, kRefined = true, kBent = false, kCurved = false, kKinked = false;
+  static constexpr bool kCached = false, kRefined = true, kBent = false, kCurved = false, kKinked = false, kFooted = false;
   static constexpr double kUnit = kNormalUnit, kTop = kNormalTop;
   static constexpr int kMoments = 6, kOrder = 7;
   static constexpr double kReach = 1.3;
@@ -250,7 +251,7 @@ struct Gaussian {
 // F is centred so that F(0) = 1/2; here u is counted from the foot, where y leaves 0, which keeps small y exact. While no score reaches 0
 // or 1, sum F is straight, with a slope of as many as are between: Newton's step is exact.
 struct Euclidean {
-  static constexpr bool kCached = false, kRefined = false, kBent = false, kCurved = false, kKinked = false;
+  static constexpr bool kCached = false, kRefined = false, kBent = false, kCurved = false, kKinked = false, kFooted = true;
   static constexpr double kUnit = 1;
   static constexpr int kMoments = 1, kOrder = 2;
   static constexpr double kReach = 0.5;

@@ -15,6 +15,7 @@ template <class C> class Few {
   // order takes more care.
   bool find(const Row<C>& x, int64_t n, int64_t k) {
     const int64_t groups = (n + kGroup<C> - 1) / kGroup<C>;
+    if (groups == 1) return find_in_one(x, n, k);
     if (!copy(x, n)) return false;
     for (int64_t i = 0; i < k; i++) {
       value[i] = largest(groups);
@@ -29,6 +30,27 @@ template <class C> class Few {
  private:
   alignas(64) C left_[kFewAmong + kGroup<C>];
 
+  // The same among one group, which stays in registers: what was just written cannot be read again as a whole without waiting.
+  bool find_in_one(const Row<C>& x, int64_t n, int64_t k) {
+    C buffer[kGroup<C>];
+    const C* from = x.read(0, n, buffer, -kInf<C>);
+    Vec<C> v[kUnroll];
+    IVec<C> strange{}, place;
+    KHOT_EACH(kUnroll, v[j] = load(from + j * kWidth<C>); strange |= v[j] != v[j]);
+    if (lane_bits(strange)) return false;
+    for (int i = 0; i < kWidth<C>; i++) place[i] = i;
+    for (int64_t i = 0; i < k; i++) {
+      value[i] = -smallest_lane<C>(-vmax(vmax(v[0], v[1]), vmax(v[2], v[3])));
+      if (!(value[i] > -kInf<C>)) return false;
+      const Vec<C> top = splat(value[i]), gone = splat(-kInf<C>);
+      uint64_t equal = 0;
+      KHOT_EACH(kUnroll, equal |= uint64_t(lane_bits(v[j] == top)) << (j * kWidth<C>));
+      const int at = __builtin_ctzll(equal);
+      index[i] = at;
+      KHOT_EACH(kUnroll, v[j] = place == at - j * kWidth<C> ? gone : v[j]);
+    }
+    return true;
+  }
   bool copy(const Row<C>& x, int64_t n) {
     C buffer[kGroup<C>];
     IVec<C> strange{};

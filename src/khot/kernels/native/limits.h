@@ -23,6 +23,12 @@ template <class F, class P> P sum_limit(double eps, P k, P active) {
   return 2 * eps * k;
 }
 
+// The same for one row; what is smaller than every number of the type does not count.
+template <class F, class C> double row_limit(int64_t n, double k, double active) {
+  using One = Pack<double, 1>;
+  return most(double(n) * std::numeric_limits<C>::min(), sum_limit<F>(kEps<C>, One(k), One(active)).v[0][0]);
+}
+
 // What the rows of a call share: the curve, and the quantiles of the last k and n - k asked for, most often the same for every row.
 struct Memo {
   const KhotCurve* curve = nullptr;

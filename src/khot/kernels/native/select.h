@@ -36,9 +36,14 @@ template <class C> KHOT_INLINE C value_at(Integer<C> key) {
 template <class C> constexpr Integer<C> kBottom = sizeof(C) == 4 ? -Integer<C>(0x7f800000) - 1 : -Integer<C>(0x7ff0000000000000) - 1;
 
 template <class C> KHOT_INLINE C smallest_lane(Vec<C> v) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(C) == 4) return C(_mm512_reduce_min_ps((__m512)v));
+  else return C(_mm512_reduce_min_pd((__m512d)v));
+#else
   C x = v[0];
   for (int j = 1; j < kWidth<C>; j++) x = least(x, v[j]);
   return x;
+#endif
 }
 template <class C> KHOT_INLINE int64_t sum_of_counts(IVec<C> v) {
   int64_t sum = 0;

@@ -53,7 +53,7 @@ template <class F> class ShortRows {
   using P = Pack<float, kUnroll>;
   using Lanes = Pack<double, 2>;
   static_assert(Lanes::size == kRows, "a lane of doubles for each row");
-  static constexpr bool kNarrowed = F::kMoments == 1;  // scores below the foot do not count: most are left out after the first step
+  static constexpr bool kNarrowed = F::kFooted;  // scores below the foot do not count: most are left out after the first step
   const int64_t n, columns;  // columns: n and a few that count as excluded
   int64_t live;              // those that are passed over
   const Row<float>* source = nullptr;

@@ -29,13 +29,12 @@ template <class C> class Shuffle {
   // Deals the items into buckets and calls fn(items, count) with one after the other.
   template <class Fn> void buckets(const Units<C>& units, Random& random, const Fn& fn) {
     const int64_t n = units.items();
-    Item* items = items_.at_least(n);
-    int64_t begin[kBuckets + 2] = {};
-    deal(units, n, random, items, begin);
-    begin[kBuckets + 1] = begin[kBuckets];
+    const Random before = random;
+    int64_t room = n / kBuckets + 8 * int64_t(std::sqrt(double(n / kBuckets))) + 16;  // eight deviations more than the mean
+    while (!deal(units, n, random = before, room)) room *= 2;
     for (int b = 0; b < kBuckets; b++) {
-      for (const Item* next = items + begin[b + 1]; next < items + begin[b + 2]; next += 64 / sizeof(Item)) __builtin_prefetch(next, 1, 2);
-      fn(items + begin[b], begin[b + 1] - begin[b]);
+      for (const Item* next = begin(b + 1, room); next < end_[b + 1]; next += 64 / sizeof(Item)) __builtin_prefetch(next, 1, 2);
+      fn(begin(b, room), end_[b] - begin(b, room));
     }
   }
 
@@ -43,21 +42,30 @@ template <class C> class Shuffle {
   // Tuned on the machine named in solver.h with 10^6 and 4 10^6 items: 256 buckets and 64 were slower.
   static constexpr int kBuckets = 1024;
   static constexpr int64_t kOneBucket = 65536;  // items: they fit the second-level cache
+  static constexpr int64_t kDealt = 1024;       // whose numbers are drawn at a time; a multiple of what one random number holds
   Memory<Item> items_;
-  Memory<uint16_t> numbers_;
+  Item* end_[kBuckets + 1];  // of what a bucket holds; the last is never dealt to
 
-  // begin[b] is where bucket b begins.
-  void deal(const Units<C>& units, int64_t n, Random& random, Item* items, int64_t* begin) {
-    uint32_t size[4][kBuckets] = {};  // four counters each, so that equal neighbours do not wait for one another
-    uint16_t* number = numbers_.at_least(n + 4);
-    random.fill(number, n);
-    for (int64_t i = 0; i < n; i++) size[i & 3][number[i] & (kBuckets - 1)]++;
-    Item* next[kBuckets];
-    for (int b = 0; b < kBuckets; b++) {
-      next[b] = items + begin[b];
-      begin[b + 1] = begin[b] + size[0][b] + size[1][b] + size[2][b] + size[3][b];
+  Item* begin(int b, int64_t room) const { return items_.data() + b * room; }
+
+  // False if a bucket has too little room.
+  bool deal(const Units<C>& units, int64_t n, Random& random, int64_t room) {
+    Item* const items = items_.at_least((kBuckets + 1) * room);
+    Item* full[kBuckets];
+    for (int b = 0; b <= kBuckets; b++) end_[b] = items + b * room;
+    for (int b = 0; b < kBuckets; b++) full[b] = end_[b + 1];
+    alignas(64) uint16_t number[kDealt + 4];
+    for (int64_t from = 0; from < n; from += kDealt) {
+      const int64_t count = least(kDealt, n - from);
+      random.fill(number, count);
+      for (int64_t i = 0; i < count; i++) {
+        const int b = number[i] & (kBuckets - 1);
+        Item*& at = end_[b];
+        if (__builtin_expect(at == full[b], 0)) return false;
+        *at++ = {units.at(from + i), int32_t(from + i)};
+      }
     }
-    for (int64_t i = 0; i < n; i++) *next[number[i] & (kBuckets - 1)]++ = {units.at(i), int32_t(i)};
+    return true;
   }
 
   // Fisher and Yates: each place draws one of the items that are left.

@@ -6,6 +6,7 @@
 // by more than rounding explains, the row is solved again with the bracket alone to decide, which cannot miss.
 #pragma once
 #include "kink.h"
+#include "narrow.h"
 #include "sample.h"
 #include "steps.h"
 
@@ -60,7 +61,9 @@ template <class F, class C> class Solver {
   double probe[kLanes] = {}, reach[kLanes] = {}, off[kLanes] = {};  // reach: a smaller step is as good as exact; off: k - the written sum
   double mend[kLanes] = {};  // the part of the last step that is taken in the values: it is finer than a position can be
 
+  std::conditional_t<F::kFooted, Narrowed<C>, Empty> few[kLanes];
   Line<C> line(int r) const { return {x[r], n, threads}; }
+  bool narrows(int r) const { return n >= kNarrowFrom && k[r] < kNarrowShare * double(n) && y[r].exact(); }
   // ---- passes over a whole row ----
   // The output holds what is kept until it is written, unless it is too narrow.
   C* cache(int r) const { return (F::kCached || F::kRefined) && y[r].exact() ? y[r].values() : nullptr; }
@@ -72,6 +75,8 @@ template <class F, class C> class Solver {
   template <bool kComplement> Sums evaluate_row(int r) {
     if constexpr (F::kCached)
       if (cached[r]) return measure_whole<F, C, kComplement, true>(line(r), cache(r), shift(r));
+    if constexpr (F::kFooted && !kComplement)
+      if (narrows(r) && few[r].serve(line(r), y[r].values(), foot(r), tau[r])) return few[r].template evaluate<F>(line(r), shift(r));
     cached[r] = cache(r) != nullptr;
     return measure_whole<F, C, kComplement, false>(line(r), cache(r), shift(r));
   }
@@ -111,10 +116,7 @@ template <class F, class C> class Solver {
     return true;
   }
 
-  void set_quantiles(int r, double above, double below) {
-    memo.template set<F>(above, below);
-    quantile[r] = memo.quantile, normal[r] = memo.normal;
-  }
+  void set_quantiles(int r, double above, double below) { memo.template set<F>(above, below), quantile[r] = memo.quantile, normal[r] = memo.normal; }
 
   // As if the scores were normal: the mean and the variance of each row, then the start of all rows at once.
   void look(int r) {
@@ -166,8 +168,7 @@ template <class F, class C> class Solver {
   // Writes a row that needs no threshold. Always false: nothing is left to solve.
   bool close(int r, double excluded, double finite, double certain) {
     fill(line(r), y[r], excluded, finite, certain);
-    closed[r] = true, done[r] = true, v[0][r] = 0;
-    return false;
+    return closed[r] = done[r] = true, v[0][r] = 0, false;
   }
 
   // ---- iteration ----
@@ -249,6 +250,7 @@ template <class F, class C> class Solver {
   double write(int r) {
     C* const kept = cached[r] && mend[r] == 0 ? cache(r) : nullptr;
     cached[r] = F::kRefined && kept;  // codes are overwritten
+    if constexpr (F::kFooted) few[r].drop();
     Total sum = mend[r] == 0 ? emit_whole<F>(line(r), kept, y[r], shift(r)) : emit_mended<F>(line(r), y[r], shift(r), C(mend[r]));
     low[r] += pending[r], pending[r] = 0;
     sum.add(-k[r]);
@@ -284,10 +286,7 @@ template <class F, class C> class Solver {
     for (int r = 0; r < rows; r++) any |= (open >> r & 1) && !(std::fabs(off[r]) <= 4 * limit(r));
     return any;
   }
-  double limit(int r) const {
-    using One = Pack<double, 1>;
-    return most(double(n) * std::numeric_limits<C>::min(), sum_limit<F>(kEps<C>, One(k[r]), One(v[0][r])).v[0][0]);
-  }
+  double limit(int r) const { return row_limit<F, C>(n, k[r], v[0][r]); }
 
   // Not a matter of rounding: from here on the bracket and the sum decide.
   void retry(int r, int attempt) {

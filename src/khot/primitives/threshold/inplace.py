@@ -25,6 +25,7 @@ from khot.primitives.threshold.start import guess, height
 
 _ROUNDS = 8  # rows that need more are better served by the bracket
 _CAREFUL_ROUNDS = 24  # for the few rows that are tried once more
+_PLAIN_ROUNDS = 4  # and before that, without a bracket: most of them are nearly there
 _STRIDE = 8.0  # the longest step of those, in temperatures
 _TRIES = 5  # corrections of a mask with corners
 _NEAR = 0.001  # a step beyond which few corners lie: then a sum in float64 is worth its time
@@ -105,7 +106,7 @@ def _between(work: Work, t: Tensor, step_of: Callable[[Tensor, Tensor], tuple[Te
         step, close = step_of(total, slope)
         there = _move(t, step.clamp(-_STRIDE, _STRIDE), work.tau, -1.0)
         low, high = torch.where(total >= work.k, t, low), torch.where(total <= work.k, t, high)
-        t = torch.where((there >= low) & (there <= high) | close, there, (low + high) / 2)  # pyright: ignore
+        t = torch.where((there > low) & (there < high) | close, there, (low + high) / 2)  # pyright: ignore
         if bool(close.all()):  # pyright: ignore
             break
     return t, slope
@@ -161,6 +162,14 @@ def _on_corners(work: Work, t: Tensor) -> tuple[Tensor, Tensor]:
         return step, missing.abs() <= eps * (64 * slope + 4 * total) if work.careful else None
 
     if work.careful:
+        for _ in range(_PLAIN_ROUNDS):
+            total, slope = _rough(work, t)
+            step, close = step_of(total, slope)
+            short = ((work.k - total) / work.k).clamp_(0, 1).to(t.dtype)  # the more is missing, the faster the sum grows on the way
+            there = _move(t, step.mul_(1 - short * (0.5 + short / 6)), work.tau, -1.0)
+            if bool(close.all()):  # pyright: ignore
+                return there, slope
+            t = torch.where(there.isfinite(), there, t)
         return _between(work, t, step_of)
     slope = t
     for i in range(_ROUNDS):

@@ -114,7 +114,9 @@ def _try_again(rest: Tensor, x: Tensor, k: Number, tau: Number, family: Family, 
     x, k, tau = x[rest], _at(k, rest), _at(tau, rest)
     again = Solved(torch.empty_like(x), to.shift[rest])
     if len(rest) <= free.shape[1] and free.shape[-1] >= x.shape[-1]:
-        shift, passed = solve_ordinary(Work(_parts(x, again.mask, free), x.shape[-1], k, tau, family, careful=True), None)
+        # Steps between corners have come near, most of all where they were too few.
+        start = None if family.smooth or not bool(again.shift.isfinite().all()) else again.shift
+        shift, passed = solve_ordinary(Work(_parts(x, again.mask, free), x.shape[-1], k, tau, family, careful=True), start)
         again = Solved(again.mask, shift) if passed is None else _mend(Solved(again.mask, shift), passed, x, k, tau, family, LOCAL)
     else:
         again = solve_bracket(x, _as_column(k, x), tau, family)
