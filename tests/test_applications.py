@@ -112,6 +112,16 @@ def test_autoencoder(folder: Path) -> None:
     assert [(row["row"], row["steps"]) for row in more] == [("topk", 36)]  # the row with two passes is there already
 
 
+def test_autoencoders_are_tuned_on_training_tokens(tmp_path: Path) -> None:
+    rows = np.random.RandomState(0).randn(810, 576).astype(np.float16)
+    rows.tofile(tmp_path / autoencoder.FILE)
+    test, tuning = (autoencoder.activations(tmp_path, part) for part in ("test", "validation"))
+    assert [len(part) for part in (*test[:2], *tuning[:2])] == [720, 90, 640, 80]
+    torch.testing.assert_close(tuning.held * tuning.unit, test.train[-80:] * test.unit)
+    with pytest.raises(SystemExit, match="--out FILE"):
+        bench(["applications", "autoencoder", "--data", str(tmp_path), "--validate"])
+
+
 @pytest.mark.parametrize("jump", [True, False])
 def test_a_penalty_comes_to_k_latents(jump: bool) -> None:
     torch.manual_seed(0)

@@ -116,6 +116,25 @@ def test_batch_topk_counts_over_the_batch_and_has_a_threshold_in_evaluation() ->
     torch.testing.assert_close(alone, sae(x).latents[:1])
 
 
+@pytest.mark.parametrize("passes", [2, 3])
+def test_every_pass_of_batch_topk_has_its_own_threshold(passes: int) -> None:
+    sae, x = make(select="batch_topk", passes=passes), data(256)
+    with torch.no_grad():  # values of the passes lie far apart
+        sae.b_refine += 5 * torch.arange(1.0, passes).unsqueeze(-1)
+    latents = sae(x).latents
+    torch.testing.assert_close(sae.eval()(x).latents.count_nonzero() / 256, torch.tensor(4.0), atol=0.05, rtol=0)
+    assert sae.threshold.shape == (passes,) and sae.threshold[-1] == latents[latents > 0].min()
+
+
+def test_a_threshold_is_kept_for_the_final_k_only() -> None:
+    sae, x = make(select="batch_topk", start=4.0), data(64)
+    sae.loss(x)
+    assert sae.count == 16 and sae.threshold.isnan() and sae.eval()(x).latents.count_nonzero() == 64 * 4
+    anneal(sae.train(), 1.0)
+    sae.loss(x)
+    assert sae.threshold > 0 and sae.eval()(x).latents.count_nonzero() <= 64 * 4
+
+
 def test_learned_k_differs_between_tokens() -> None:
     sae = make(k=LearnedK(12, mean=4))
     with torch.no_grad():

@@ -47,17 +47,20 @@ def main(argv: list[str]) -> int:
     made.add_argument("--d-sae", type=int, default=2304)
     made.add_argument("--ks", default="8,16,32")
     made.add_argument("--equal-compute", action="store_true", help=f"rows with one pass get {COMPUTE} times the steps")
+    made.add_argument("--validate", action="store_true", help="score on the last ninth of the training tokens: for tuning")
     made.add_argument("--splice", type=int, default=16, help="sequences for the loss recovered; 0 leaves it out")
     given = made.parse_args(argv)
     steps, latents, seeds = (20, 256, 1) if given.quick else (given.steps, given.d_sae, given.seeds or 3)
     rows = chosen(given.rows, ROWS, ["topk", "k-falls-2-passes", "jumprelu", "relu-l1"] if given.quick else None)
     ks = [8] if given.quick else [int(k) for k in given.ks.split(",")]
-    fixed = {"d_sae": latents, "tokens": count(given.data)}
+    if given.validate and given.out is None:
+        raise SystemExit("with --validate, name a file of its own: --out FILE; the table has the held-out tokens")
+    fixed = {"d_sae": latents, "tokens": count(given.data)} | ({"part": "validation"} if given.validate else {})
     cells = [
         {"row": row, "k": k, "steps": _steps(row, steps, equal=given.equal_compute), **fixed, "seed": seed}
         for seed in range(seeds) for k in ks for row in rows
     ]  # fmt: skip
-    splice = 0 if given.quick else given.splice
+    splice = 0 if given.quick or given.validate else given.splice
     print_tables(tables(run("autoencoder", given, cells, functools.partial(_cell, folder=given.data, splice=splice))))
     return 0
 
@@ -83,11 +86,18 @@ class Tokens(NamedTuple):
 
 
 @functools.cache
-def activations(folder: Path) -> Tokens:
+def activations(folder: Path, part: str = "test") -> Tokens:
+    """``part="validation"`` leaves the held-out rows alone and holds out the last ninth of the others."""
     rows = torch.from_numpy(np.fromfile(folder / FILE, np.float16, count=count(folder) * WIDTH).reshape(-1, WIDTH).astype(np.float32))
-    train, held = rows.split([len(rows) * 8 // 9, len(rows) - len(rows) * 8 // 9])
+    train, held = _ninth(_ninth(rows)[0] if part == "validation" else rows)
     unit = float((train - train.mean(0)).square().mean().sqrt())
     return Tokens(train / unit, held / unit, unit)
+
+
+def _ninth(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """All but the last ninth, and the last ninth."""
+    cut = len(rows) * 8 // 9
+    return rows[:cut], rows[cut:]
 
 
 def _model(row: str, k: int, d_sae: int, dead_after: int) -> SparseAutoencoder | Penalised:
@@ -98,8 +108,10 @@ def _model(row: str, k: int, d_sae: int, dead_after: int) -> SparseAutoencoder |
     return SparseAutoencoder(WIDTH, d_sae, number, dead_after=dead_after, **choices)
 
 
-def _cell(row: str, k: int, d_sae: int, steps: int, tokens: int, seed: int, folder: Path, splice: int) -> dict[str, Any]:
-    data = activations(folder)
+def _cell(
+    row: str, k: int, d_sae: int, steps: int, tokens: int, seed: int, folder: Path, splice: int, part: str = "test"
+) -> dict[str, Any]:
+    data = activations(folder, part)
     torch.manual_seed(seed)
     sae = _model(row, k, d_sae, dead_after=BATCH * steps // 30)
     sae.center(data.train[:4096])

@@ -103,9 +103,11 @@ ROWS: dict[str, Callable[[int, int], Any]] = {
 
 
 def main(argv: list[str]) -> int:
-    given = options("wide", __doc__, first=True).parse_args(argv)
+    made = options("wide", __doc__, first=True)
+    made.add_argument("--ks", default=",".join(map(str, KS)), help="numbers of columns, separated by commas")
+    given = made.parse_args(argv)
     rows = chosen(given.rows, ROWS, ["f-test"] if given.quick else None)
-    names, ks = (["tissue_gene_expression"], [10]) if given.quick else (list(TABLES), KS)
+    names, ks = (["tissue_gene_expression"], [10]) if given.quick else (list(TABLES), [int(k) for k in given.ks.split(",")])
     cells = [{"data": name, "row": row, "k": k, "seed": seed} for seed in seeds(given, 10) for name in names for k in ks for row in rows]
     print_tables(tables(run("wide", given, cells, _cell)))
     return 0

@@ -42,7 +42,8 @@ class SparseAutoencoder(Annealed):
         d_sae: number of latents.
         k: latents of a token, or a :class:`khot.nn.LearnedK` of width ``d_in`` for a learned number for each token.
         select: ``"topk"`` for each token, or ``"batch_topk"``: ``k`` on average over a batch, and in evaluation every latent above one
-            threshold, the mean of the smallest value that was selected in training (Bussmann et al. 2024).
+            threshold, the mean of the smallest value that was selected in training (Bussmann et al. 2024). Each pass has its own; as long
+            as ``k`` falls there is none, and evaluation takes the largest of its batch.
         method: None trains the selected latents only; a name in :data:`khot.RELAXATIONS` gives the selection its soft gradient.
         design: with a method, a name in :data:`khot.DESIGNS`: draw the latents at random in training.
         signed: select by magnitude and keep the sign.
@@ -99,7 +100,7 @@ class SparseAutoencoder(Annealed):
         if passes > 1:
             self.rate = nn.Parameter(torch.full((passes - 1, d_sae), 0.5))
             self.b_refine = nn.Parameter(torch.zeros(passes - 1, d_sae))
-        self.register_buffer("threshold", torch.tensor(math.nan) if select == "batch_topk" else None)
+        self.register_buffer("threshold", torch.full((passes,) if passes > 1 else (), math.nan) if select == "batch_topk" else None)
         self.register_buffer("silent", torch.zeros(d_sae, dtype=torch.long), persistent=False)
 
     def anneal(self, progress: float) -> None:
@@ -197,7 +198,7 @@ class SparseAutoencoder(Annealed):
             with torch.no_grad():
                 product = left @ self.W_enc
                 pre = (product if scale is None else latents + scale * product) + shift
-                at = places(self._positions(pre.abs() if self.signed else pre, last=turn == self.passes - 1), shape)
+                at = places(self._positions(pre.abs() if self.signed else pre, turn), shape)
             values = entries(left, self.W_enc, product, at)
             if scale is not None:
                 values = values * scale.index_select(0, at.columns) + latents.reshape(-1).index_select(0, at.flat)
@@ -207,10 +208,10 @@ class SparseAutoencoder(Annealed):
             left = centred - recon
         return (recon + self.b_dec).view_as(x), latents.view(*x.shape[:-1], -1), pre
 
-    def _positions(self, scores: Tensor, *, last: bool) -> Tensor:
+    def _positions(self, scores: Tensor, turn: int) -> Tensor:
         """Of the selected latents in the flat matrix."""
         if self.select == "batch_topk":
-            return self._batch_mask(scores, last=last).flatten().nonzero().squeeze(-1)
+            return self._batch_mask(scores, turn).flatten().nonzero().squeeze(-1)
         starts = torch.arange(len(scores), device=scores.device).unsqueeze(-1) * self.d_sae
         return (largest(scores, self.count) + starts).flatten()
 
@@ -219,18 +220,18 @@ class SparseAutoencoder(Annealed):
         centred = x - self.b_dec
         k = self.k(centred) if isinstance(self.k, LearnedK) else None
         pre = centred @ self.W_enc + self.b_enc
-        latents = self._select(pre, k, last=self.passes == 1)
-        for turn in range(self.passes - 1):
+        latents = self._select(pre, k, 0)
+        for turn in range(1, self.passes):
             left = (centred - latents @ self.decoder) @ self.W_enc
-            pre = latents + self.rate[turn] * left + self.b_refine[turn]
-            latents = self._select(pre, k, last=turn == self.passes - 2)
+            pre = latents + self.rate[turn - 1] * left + self.b_refine[turn - 1]
+            latents = self._select(pre, k, turn)
         return latents, pre
 
-    def _select(self, pre: Tensor, k: Tensor | None, *, last: bool) -> Tensor:
+    def _select(self, pre: Tensor, k: Tensor | None, turn: int) -> Tensor:
         values = pre if self.signed else pre.relu()
         scores = pre.abs() if self.signed else pre
         if self.select == "batch_topk":
-            return values * self._batch_mask(scores, last=last)
+            return values * self._batch_mask(scores, turn)
         if k is not None or self.training and self.method is not None:
             return values * self._mask(scores, self.count if k is None else k)
         indices = largest(scores, self.count if self.training else self._fixed)
@@ -244,28 +245,18 @@ class SparseAutoencoder(Annealed):
         assert self.method is not None
         return relaxed_mask(positive, k, self.tau, method=self.method, hard=True, design=self.design)
 
-    def _batch_mask(self, scores: Tensor, *, last: bool) -> Tensor:
-        """``k`` a row on average; in evaluation everything above the threshold, once there is one."""
-        if not self.training and not bool(self.threshold.isnan()):
-            return (scores > self.threshold).to(scores.dtype)
+    def _batch_mask(self, scores: Tensor, turn: int) -> Tensor:
+        """``k`` a row on average; in evaluation everything above the threshold of this pass, once there is one."""
+        threshold = self.threshold[turn] if self.passes > 1 else self.threshold
+        if not self.training and not bool(threshold.isnan()):
+            return (scores > threshold).to(scores.dtype)
         flat = scores.flatten()
         rows = flat.numel() // self.d_sae
         count = min(flat.numel(), rows * (self.count if self.training else self._fixed))
-        if self.training and self.method is not None:
-            mask = self._mask(flat, count)
-        else:
-            mask = hard_mask(flat, count)
-        if self.training and last:
-            self._track(flat.detach(), mask.detach())
+        mask = self._mask(flat, count) if self.training and self.method is not None else hard_mask(flat, count)
+        if self.training and self.count == self._fixed:
+            _track(threshold, flat.detach(), mask.detach())
         return mask.view_as(scores)
-
-    @torch.no_grad()
-    def _track(self, scores: Tensor, mask: Tensor) -> None:
-        """The smallest selected value, averaged over the last twenty batches or so."""
-        chosen = (mask > 0) & (scores > 0)
-        least = torch.where(chosen, scores, torch.inf).amin() if scores.numel() else scores.new_tensor(torch.inf)
-        seen = torch.where(self.threshold.isnan(), least, self.threshold.lerp(least, 0.05))
-        self.threshold.copy_(torch.where(least.isfinite(), seen, self.threshold))
 
     @property
     def _fixed(self) -> int:
@@ -298,3 +289,12 @@ class SparseAutoencoder(Annealed):
     def extra_repr(self) -> str:
         k = self.k if isinstance(self.k, int) else "learned"
         return f"d_in={self.d_in}, d_sae={self.d_sae}, k={k}, select={self.select!r}, method={self.method!r}, passes={self.passes}"
+
+
+@torch.no_grad()
+def _track(threshold: Tensor, scores: Tensor, mask: Tensor) -> None:
+    """Move the threshold to the smallest selected value, averaged over the last twenty batches or so."""
+    chosen = (mask > 0) & (scores > 0)
+    least = torch.where(chosen, scores, torch.inf).amin() if scores.numel() else scores.new_tensor(torch.inf)
+    seen = torch.where(threshold.isnan(), least, threshold.lerp(least.to(threshold.dtype), 0.05))
+    threshold.copy_(torch.where(least.isfinite(), seen, threshold))
