@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
@@ -137,3 +139,23 @@ def test_options_reach_the_family() -> None:
         khot.topk_value(scores, 2, method="softsort")
     with pytest.raises(TypeError, match="no option"):
         khot.topk_value(scores, 2, alpha=1.2)
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "reference"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("method", ["sigmoid", "laplace", "gaussian"])
+def test_the_gradient_is_the_mask_where_weights_vanish(method: str, dtype: torch.dtype, native: bool) -> None:
+    """At weights around and below the smallest number."""
+    least = -torch.tensor(torch.finfo(dtype).tiny, dtype=torch.float64).log().item()
+    lead = torch.linspace(0.5, 1.5, 400, dtype=torch.float64) * ((2 * least) ** 0.5 if method == "gaussian" else least)
+    base = torch.stack([lead, torch.zeros_like(lead), -lead.sqrt()], -1).to(dtype)
+    target = torch.tensor([1.0, 0.0, 0.0], dtype=dtype).expand_as(base)
+    for gap in (1.0, 2.0):
+        with nullcontext() if native else khot.kernels.disabled():
+            x = (gap * base).requires_grad_()
+            y = khot.soft_topk(x, 1, method=method)
+            (value,) = torch.autograd.grad(khot.topk_value(x, 1, method=method).sum(), x)
+            (loss,) = torch.autograd.grad(khot.topk_loss(x, target, method=method, reduction="sum"), x)
+        room = 8 * torch.finfo(dtype).eps
+        torch.testing.assert_close(value, y, rtol=room, atol=room)
+        torch.testing.assert_close(loss, y - target, rtol=room, atol=room)

@@ -152,7 +152,12 @@ def as_mask(target: Tensor, scores: Tensor, dim: int) -> Tensor:
 
 def _value_of(scores: Tensor, k: Number, tau: Number, *, family: Family) -> Tensor:
     y = solve_mask(scores, k, tau, family)
-    return (_product(scores, y) + family.entropy(y) * column(tau, scores)).sum(-1)
+    return (_product(scores, y) + _entropy(y, family) * column(tau, scores)).sum(-1)
+
+
+def _entropy(y: Tensor, family: Family) -> Tensor:
+    """The entropy without weights so small that they count for nothing: its derivatives there are beyond the dtype."""
+    return family.entropy(torch.where(y > torch.finfo(y.dtype).tiny ** 0.5, y, 0.0))
 
 
 def loss_of_rows(scores: Tensor, k: Number, tau: Number, *, goal: Tensor, family: Family, rows: Rows = LOCAL) -> Tensor:
@@ -160,7 +165,7 @@ def loss_of_rows(scores: Tensor, k: Number, tau: Number, *, goal: Tensor, family
     y = solve_mask(scores, k, tau, family, rows)
     over = column(tau, scores)
     over = rows.shared(over) if isinstance(over, Tensor) else over
-    return rows.rough(_product(scores, y - goal) + (family.entropy(y) - family.entropy(goal)) * over)[0].squeeze(-1)
+    return rows.rough(_product(scores, y - goal) + (_entropy(y, family) - family.entropy(goal)) * over)[0].squeeze(-1)
 
 
 _value = door(_value_of, name="topk_value", options=None, native_half=False, fractional=True, reduces=True)
