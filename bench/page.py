@@ -13,11 +13,11 @@ from bench.common import load
 from bench.plot import DOCS, FIGURES
 
 ABOUT = {
-    "verbs": "The calls that models are trained with, each timed in turns with what it replaces. The matrix of `sequential` has the bound of "
-    "`softrank` and `iterative`, 6 softmaxes of a (k, n) tensor. A sorting network mixes the rows of its matrix once a layer, forward and "
-    "back: its bound is one softmax a layer, 105 at n = 10,000. It takes four times that, and memory for the record of its layers. Results "
-    "of 32 MB and more lie in large pages, which `torch.softmax` does not ask for: most of the gain at (256, 32768) is that. The last calls, "
-    "over an earlier commit, were timed with AVX-512 alone.",
+    "verbs": "The calls that models are trained with, each timed in turns with what it replaces. The matrix of `sequential` has the bound "
+    "of `softrank` and `iterative`, 6 softmaxes of a (k, n) tensor. A sorting network mixes the rows of its matrix once a layer, forward "
+    "and back: its bound is one softmax a layer, 105 at n = 10,000. It takes four times that, and memory for the record of its layers. "
+    "Results of 32 MB and more lie in large pages, which `torch.softmax` does not ask for: most of the gain at (256, 32768) is that. The "
+    "last calls, over an earlier commit, were timed with AVX-512 alone.",
     "reference": "What GPUs without Triton and CPUs without a compiler run, timed in turns with `torch.softmax` on the same tensor.",
     "small": "Small calls, where Python's share shows, in turns with an earlier commit, each in a process of its own. The hard mask, its "
     "gradient and the draw take a fraction of what they took. The plain soft mask of a few scores takes 0.57 of its earlier time, 0.81 "
