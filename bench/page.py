@@ -13,12 +13,15 @@ from bench.common import load
 from bench.plot import DOCS, FIGURES
 
 ABOUT = {
-    "verbs": "The calls that models are trained with, each timed in turns with what it replaces.",
+    "verbs": "The calls that models are trained with, each timed in turns with what it replaces. The matrix of `sequential` has the bound "
+    "of `softrank` and `iterative`, 6 softmaxes of a (k, n) tensor. A sorting network mixes the rows of its matrix once a layer, forward "
+    "and back: its bound is one softmax a layer, 105 at n = 10,000. It takes four times that, and memory for the record of its layers. "
+    "Results of 32 MB and more lie in large pages, which `torch.softmax` does not ask for: most of the gain at (256, 32768) is that. The "
+    "last calls, over an earlier commit, were timed with AVX-512 alone.",
     "reference": "What GPUs without Triton and CPUs without a compiler run, timed in turns with `torch.softmax` on the same tensor.",
     "small": "Small calls, where Python's share shows, in turns with an earlier commit, each in a process of its own. The hard mask, its "
-    "gradient and the draw take a fraction of what they took. The plain soft mask of a few scores takes 0.57 of its earlier time, 0.83 "
-    "with its gradient. Of its 4 microseconds the native code takes 0.5, the new tensor 0.8, the test whether native code may read the "
-    "scores 0.6; with a gradient, PyTorch's own part, which softmax has too, is half of the time.",
+    "gradient and the draw take a fraction of what they took. The plain soft mask of a few scores takes 0.57 of its earlier time, 0.81 "
+    "with its gradient: not half. With a gradient, PyTorch's own part, which softmax has too, is more than half of the time.",
     "speed": "Forward and forward + backward, timed in turns with `torch.softmax` on the same tensor.",
     "choosing": "Every method, forward and forward + backward, on many short rows. The page on choosing a method reads these data.",
     "linear": "One row of n scores. Beyond the caches all that walk over memory slow down together.",

@@ -109,9 +109,9 @@ def sample_topk(
         raise ValueError(f"method {method!r} gives no probabilities that sum to k; choose one whose row says sums_to_k and bounded")
     check_scores(scores, dim)
     if dim == -1 and largest and num_samples is None and not options:
-        drawn = _draw_ordinary(row, method_row, scores, k, tau, generator, design_options or {})
-        if drawn is not None:
-            return drawn
+        mask = _draw_ordinary(row, method_row, scores, k, tau, generator, design_options or {})
+        if mask is not None:
+            return mask
     # In half precision a mask of many items does not sum to k: it is made in single.
     wide = _as(scores if largest else -scores, work_dtype(scores))
     soft = method_row.topk(wide, k, tau, dim=dim, **options)

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernel.h"
+#include "pages.h"
 
 #define KHOT_API extern "C" __attribute__((visibility("default")))
 
@@ -91,6 +92,7 @@ KHOT_API int khot_threshold_forward(int family, int dtype, const void* x, void* 
     return kKhotDone;
   }
   if (!x || !y) return kKhotNull;
+  in_large_pages(y, bytes_of(dtype, rows * n));
   KhotForward a{x, y, k ? k : &k_value, tau ? tau : &tau_value, k ? 1 : 0, tau ? 1 : 0, shift, rows, n, threads, curve};
   return kernels().forward(family, dtype, a);
 }
@@ -105,6 +107,7 @@ KHOT_API int khot_threshold_backward(int family, int dtype, const void* y, const
     return kKhotDone;
   }
   if (!y || !g || !gx || (gtau && (!x || !shift))) return kKhotNull;
+  in_large_pages(gx, bytes_of(dtype, rows * n));
   KhotBackward a{y, g, x, shift, gx, gk, gtau, tau ? tau : &tau_value, tau ? 1 : 0, rows, n, threads, curve};
   return kernels().backward(family, dtype, a);
 }

@@ -1,6 +1,7 @@
 // The entry points of selection and sampling. Compiled once, for the baseline machine.
 #include <cstring>
 
+#include "pages.h"
 #include "selection.h"
 
 #define KHOT_API extern "C" __attribute__((visibility("default")))
@@ -38,6 +39,7 @@ KHOT_API int khot_select(int dtype, const void* x, const int64_t* k, int64_t k_v
                          int64_t rows, int64_t n, int threads) {
   if (rows < 0 || n < 0 || n > kMostItems || (index && k)) return 1;
   if (rows == 0 || n == 0) return 0;
+  if (mask) in_large_pages(mask, bytes_of(dtype, rows * n));
   return chosen().select(dtype, KhotSelection{x, k ? k : &k_value, k ? 1 : 0, mask, kth, next, index, rows, n, threads});
 }
 
