@@ -48,9 +48,10 @@ def test_the_watch_sees_a_square() -> None:
 @pytest.mark.parametrize("method", MASKS)
 def test_the_usual_path_is_linear_in_memory(method: str) -> None:
     """The native or in-place path sees no dispatch mode: here the allocator is asked."""
-    scores = torch.randn(1, 1 << 13, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    scores = torch.randn(1, N, generator=torch.Generator().manual_seed(0)).requires_grad_()
     khot.soft_topk(scores, K, method=method).sum().backward()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
         khot.soft_topk(scores, K, method=method).square().sum().backward()
     largest = max((event.self_cpu_memory_usage for event in seen.events()), default=0)
-    assert largest < 4 * scores.numel() ** 2 // 8, f"{largest} bytes in one call"
+    # A piece of float32 with its indices, as torch.topk returns them: less than a byte for each pair of scores.
+    assert largest <= 12 * (PIECE + N) < N * N, f"{largest} bytes in one call"

@@ -12,6 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
 
 import khot
+from khot import kernels
 from khot.primitives.isotonic import isotonic_l2
 
 VALUES = torch.tensor([-5.0, -2.0, 3.0, 1.0])
@@ -115,6 +116,8 @@ def test_magnitude_edges(p: float) -> None:
     assert_close(khot.magnitude_topk(x, 4, 1e-6, p=p), x * khot.topk_mask(x.abs(), 4))
     assert_close(khot.magnitude_topk(x.t(), 4, 0.3, p=p, dim=0), khot.magnitude_topk(x, 4, 0.3, p=p).t())
     assert bool((khot.magnitude_topk(torch.zeros(5), 2, p=p) == 0).all())
+    with kernels.disabled():
+        assert khot.magnitude_topk(x[:, :0], 0, p=p).shape == (len(x), 0)
     assert khot.magnitude_topk(x.bfloat16(), 4).dtype == torch.bfloat16
 
 

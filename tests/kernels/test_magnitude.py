@@ -11,10 +11,9 @@ from torch.testing import assert_close
 
 import khot
 from khot import kernels
-from khot.kernels import cpu
 from tests.kernels.rows import hostile
 
-pytestmark = pytest.mark.skipif(not cpu.LIBRARY, reason="the native kernel is not built: python -m khot.kernels.build")
+pytestmark = pytest.mark.skipif(not kernels.available(), reason="no native code is in use: not built, or KHOT_KERNELS=0")
 
 POWERS = (4 / 3, 1.5, 2.0, 1.7, 3.0)
 

@@ -13,10 +13,9 @@ from torch.testing import assert_close
 
 import khot
 from khot import kernels
-from khot.kernels import cpu
 from tests.kernels.rows import FAMILIES
 
-pytestmark = pytest.mark.skipif(not cpu.LIBRARY, reason="the native kernel is not built: python -m khot.kernels.build")
+pytestmark = pytest.mark.skipif(not kernels.available(), reason="no native code is in use: not built, or KHOT_KERNELS=0")
 
 
 def randn(*shape: int, grad: bool = False) -> torch.Tensor:

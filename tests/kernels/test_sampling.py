@@ -18,7 +18,7 @@ from khot.primitives.fixed_point import fixed_point
 from tests.enumerations import enumerate_pivotal, enumerate_systematic, moments, over_orders
 from tests.test_designs import HARD, PI, adversarial, hotelling
 
-pytestmark = pytest.mark.skipif(not native.LIBRARY, reason="the native kernel is not built: python -m khot.kernels.build")
+pytestmark = pytest.mark.skipif(not kernels.available(), reason="no native code is in use: not built, or KHOT_KERNELS=0")
 DESIGNS = list(native.DESIGNS)
 
 

@@ -80,9 +80,8 @@ torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def interpret(code: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"TRITON_INTERPRET": "1"}, cwd=ROOT, capture_output=True, text=True
-    )
+    environment = os.environ | {"TRITON_INTERPRET": "1", "KHOT_KERNELS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -118,7 +118,7 @@ def _magnitude_threshold(size: Tensor, k: Number, tau: Tensor, m: float, near: T
 
 def _search(size: Tensor, k: Number, tau: Tensor, m: float) -> Tensor:
     """Newton steps inside a bracket that always holds the root, and bisection where they leave it or crawl."""
-    high = size.amax(-1, keepdim=True)
+    high = size.amax(-1, keepdim=True) if size.shape[-1] else size.new_zeros((*size.shape[:-1], 1))
     low = torch.where(torch.as_tensor(k, dtype=size.dtype, device=size.device) <= 0, high, 0.0)
     t, before = (low + high) / 2, torch.full_like(high, torch.inf)
     looks = readable(size)
