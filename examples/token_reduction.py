@@ -95,9 +95,8 @@ def tuned(path: Path, test: Source, count: int) -> dict[str, Any]:
     how = config.reduce
     name = next((name for name, choice in CHOICES.items() if choice == {key: how[key] for key in ("score", "fuse") if key in how}), "")
     name = name or f"{how.get('score', 'cls')}, {how.get('gradient', 'straight')}"
-    return {"choice": name, "tuned": True, "keep": config.keep[1], "at": how.get("at"), "epochs": config.epochs} | measure(
-        model, test, count
-    )
+    facts = {"choice": name, "tuned": True, "keep": config.keep[1], "at": how.get("at"), "epochs": config.epochs}
+    return facts | measure(model, test, count)
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -123,13 +122,14 @@ def plot(rows: list[dict[str, Any]], out: Path) -> None:
 
     plt.switch_backend("agg")
     figure, axis = plt.subplots(figsize=(7.5, 4.6))
+    names = list(dict.fromkeys(row["choice"] for row in rows[1:]))
     for name, is_tuned in dict.fromkeys((row["choice"], row["tuned"]) for row in rows[1:]):
         line = [row for row in rows[1:] if (row["choice"], row["tuned"]) == (name, is_tuned)]
         speeds, scores = ([row[key] for row in line] for key in ("images_per_second", "top1"))
-        axis.plot(speeds, scores, "o-" if not is_tuned else "s--", label=name + (", fine-tuned" if is_tuned else ""), markersize=5)
+        style, label = ("s--", f"{name}, fine-tuned") if is_tuned else ("o-", name)
+        axis.plot(speeds, scores, style, color=f"C{names.index(name)}", label=label, markersize=5)
     axis.plot(rows[0]["images_per_second"], rows[0]["top1"], "k*", markersize=13, label="all tokens")
-    axis.set_xlabel("images per second, batch 64, one thread")
-    axis.set_ylabel(f"top-1 of {rows[0]['images']} test images, %")
+    axis.set(xlabel="images per second, batch 64, one thread", ylabel=f"top-1 of {rows[0]['images']} test images, %")
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
     figure.tight_layout()
