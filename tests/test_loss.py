@@ -159,3 +159,17 @@ def test_the_gradient_is_the_mask_where_weights_vanish(method: str, dtype: torch
         room = 8 * torch.finfo(dtype).eps
         torch.testing.assert_close(value, y, rtol=room, atol=room)
         torch.testing.assert_close(loss, y - target, rtol=room, atol=room)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_second_derivatives_where_gaussian_weights_underflow(dtype: torch.dtype) -> None:
+    tau = 0.05
+    x = torch.tensor([[3.0, 2.9, 2.5]], dtype=dtype).repeat(2000, 1)
+    x[:, 2] -= torch.linspace(0, 2, 2000, dtype=dtype)
+    x.requires_grad_()
+    mask = khot.soft_topk(x, 1, tau, method="gaussian")
+    assert bool(((mask > 0) & (mask < torch.finfo(dtype).tiny)).any())  # there are weights below the smallest normal number
+    for value in (mask @ torch.tensor([1.0, 2.0, 4.0], dtype=dtype), khot.topk_value(x, 1, tau, method="gaussian")):
+        (grad,) = torch.autograd.grad(value.sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(grad[:, 0].sum(), x, retain_graph=True)
+        assert bool(second.isfinite().all())

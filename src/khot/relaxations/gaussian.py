@@ -18,7 +18,7 @@ _SATURATED = 15.0  # F is 0 or 1 in float32 from here on
 
 def _density(y: Tensor) -> Tensor:
     """The normal density at the normal quantile ``y``: both the slope of the family and its entropy."""
-    inside = (y > 0) & (y < 1)
+    inside = (y >= torch.finfo(y.dtype).tiny) & (y < 1)  # below, the derivative of the quantile is beyond the dtype
     u = torch.special.ndtri(torch.where(inside, y, 0.5))
     return torch.where(inside, _bell(u), 0.0)
 
