@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
@@ -92,3 +94,17 @@ def test_the_gaussian_far_out(dtype: torch.dtype) -> None:
         scores = torch.tensor([far, 0.0, -far], dtype=dtype, requires_grad=True)
         (grad,) = torch.autograd.grad(khot.log_soft_topk(scores, 1.5, method="gaussian")[2], scores)
         assert_close(grad, torch.tensor([0.0, -slope, slope], dtype=dtype), rtol=8 * torch.finfo(dtype).eps, atol=0)
+
+
+@pytest.mark.parametrize("method", SMOOTH)
+@pytest.mark.parametrize("native", [True, False])
+def test_gradient_of_equal_scores(method: str, native: bool) -> None:
+    """Equal scores lie at the threshold itself, where each side of a family must have the slope of the other."""
+    weights = torch.tensor([1.0, 2.0, 3.0, 5.0], dtype=torch.float64)
+    for dtype in (torch.float32, torch.float64):
+        scores = torch.zeros(4, dtype=dtype, requires_grad=True)
+        with contextlib.nullcontext() if native else khot.kernels.disabled():
+            (own,) = torch.autograd.grad(khot.log_soft_topk(scores, 2, 0.05, method=method) @ weights.to(dtype), scores)
+            (plain,) = torch.autograd.grad(khot.soft_topk(scores, 2, 0.05, method=method).log() @ weights.to(dtype), scores)
+        assert_close(own, plain)
+        assert bool((own.sort()[0].diff() > 0).all())

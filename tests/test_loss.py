@@ -80,6 +80,15 @@ def test_inverse(method: str) -> None:
     assert_close(khot.topk_inverse(mask, 2.0), 2.0 * torch.logit(mask))
 
 
+@pytest.mark.parametrize("method", ["sigmoid", "laplace", "gaussian"])
+def test_the_inverse_has_its_slope_at_one_half(method: str) -> None:
+    halves = torch.full((2,), 0.5, dtype=torch.float64, requires_grad=True)
+    near = torch.tensor([0.5 - 1e-6, 0.5 + 1e-6], dtype=torch.float64)
+    (grad,) = torch.autograd.grad(khot.topk_inverse(halves, method=method).sum(), halves)
+    rise = khot.topk_inverse(near, method=method).diff() / 2e-6
+    assert_close(grad, rise.expand(2), rtol=1e-5, atol=0)
+
+
 def test_padding_does_not_spoil_the_loss() -> None:
     scores = torch.tensor([2.0, -1.0, 0.5, -torch.inf], requires_grad=True)
     target = torch.tensor([1.0, 0.0, 0.0, 0.0])
@@ -114,6 +123,8 @@ def test_targets_as_masks_and_as_indices() -> None:
         khot.topk_loss(scores, label + 1)
     with pytest.raises(ValueError, match="must have the scores' shape"):
         khot.topk_loss(scores, label.double())
+    with pytest.raises(ValueError, match="must differ within a row"):
+        khot.topk_loss(scores, torch.tensor([[0, 1], [2, 2], [3, 4], [5, 0]]))
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import jacrev
 from torch.testing import assert_close
 
 import khot
@@ -263,3 +264,12 @@ def test_extreme_temperatures_on_the_reference(method: str) -> None:
             assert_close(khot.soft_topk(scores, 2, tau, method=method), torch.tensor([0, 0.5, 0.5, 1]).double(), rtol=0, atol=1e-15)
         for tau in (1e200, float("inf")):
             assert_close(khot.soft_topk(scores, 2, tau, method=method), torch.full((4,), 0.5).double())
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_second_derivatives_of_rows_that_are_saturated(method: str, dtype: torch.dtype) -> None:
+    """The sum of the slopes is below the smallest normal number in some of them, and its inverse above the largest."""
+    twice = jacrev(jacrev(lambda x: khot.soft_topk(x, 2.0, method=method)))
+    for scores in (300.0 if dtype == torch.float32 else 1000.0) * randn(200, 6).to(dtype):
+        assert bool(twice(scores).isfinite().all())

@@ -147,6 +147,8 @@ def as_mask(target: Tensor, scores: Tensor, dim: int) -> Tensor:
         )
     if readable(at) and not bool(((at >= 0) & (at < rows.shape[-1])).all()):
         raise ValueError(f"target indices must be between 0 and n-1={rows.shape[-1] - 1}, got {at.min().item()} to {at.max().item()}")
+    if readable(at) and at.shape[-1] > 1 and not bool(at.sort(-1)[0].diff(dim=-1).all()):
+        raise ValueError("target indices must differ within a row, got one twice; give each index once, or a mask like the scores")
     return torch.zeros(rows.shape, dtype=dtype, device=scores.device).scatter(-1, at.long(), 1.0)
 
 

@@ -40,8 +40,8 @@ def _sums(u: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _inverse(y: Tensor) -> Tensor:
-    tail = torch.log(2 * torch.minimum(y, 1 - y))
-    return torch.where(y < 0.5, tail, -tail)
+    low = y < 0.5  # each side by itself: at 1/2 the derivative of a minimum would be that of neither
+    return torch.where(low, torch.log(2 * torch.where(low, y, 0.5)), -torch.log(2 * torch.where(low, 0.5, 1 - y)))
 
 
 def _entropy(y: Tensor) -> Tensor:
@@ -55,7 +55,8 @@ def _log_density(u: Tensor) -> Tensor:
 
 
 def _log_cdf(u: Tensor) -> Tensor:
-    return torch.where(u < 0, _log_density(u), torch.log1p(-0.5 * torch.exp(-u.abs())))
+    low = u < 0  # each side by itself: at 0 the derivative of abs is 0, and that of this function is 1
+    return torch.where(low, torch.where(low, u, 0.0) - math.log(2), torch.log1p(-0.5 * torch.exp(-torch.where(low, 0.0, u))))
 
 
 LAPLACE = known(

@@ -23,6 +23,8 @@ from khot._tensors import Number, column, in_forward_mode, in_reach, is_recorded
 from khot.primitives.threshold.family import Family
 from khot.primitives.threshold.rows import LOCAL, Rows
 
+_SMALL = 2.0**-50  # a power of two, so that units are exact
+
 
 def solve_mask(scores: Tensor, k: Number, tau: Number, family: Family, rows: Rows = LOCAL) -> Tensor:
     """``(..., n) -> (..., n)``, differentiable in ``scores``, ``k`` and ``tau``."""
@@ -267,9 +269,13 @@ def _slope(y: Tensor, family: Family) -> Tensor:
 
 
 def _divide(value: Tensor, by: Tensor) -> Tensor:
-    """``value / by``, and 0 where ``by`` is 0: a row that is saturated everywhere does not move."""
+    """``value / by``, and 0 where ``by`` is 0: a row that is saturated everywhere does not move.
+
+    A small ``by`` is divided in larger units: the quotient is the same, and its derivative has no ``1 / by`` that overflows.
+    """
     zero = by == 0
-    return torch.where(zero, 0.0, value) / torch.where(zero, 1.0, by)
+    unit = torch.where(by < _SMALL, _SMALL**-2, 1.0)
+    return torch.where(zero, 0.0, value * unit) / torch.where(zero, 1.0, by * unit)
 
 
 def _distance(scores: Tensor, t: Tensor) -> Tensor:
