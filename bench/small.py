@@ -1,4 +1,8 @@
-"""Small calls, where Python's share shows: today's in turns with those of an earlier commit, each in a process of its own."""
+"""Small calls, where Python's share shows: today's in turns with those of an earlier commit, each in a process of its own.
+
+A batch without rows leaves a kernel nothing to do. What its call takes beyond PyTorch's own part, a tensor of the same size or a node of
+autograd that makes one in each direction, is what Python spends between the verb and the kernel.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +20,11 @@ from typing import Any
 from bench.common import Recorder, Table, parser, print_tables, progress, recorder
 
 ROOT = Path(__file__).parent.parent
-SHAPES = ((1, 8, 2), (64, 64, 8), (64, 1024, 32))
+SHAPES = ((0, 1024, 32), (1, 8, 2), (64, 64, 8), (64, 1024, 32))
 ROUNDS = 5
 CALLS = {
+    "an empty tensor": "torch.empty_like(x)",
+    "an empty tensor, forward + backward": "torch.autograd.grad(apply(leaf, None), leaf, cotangent)",
     "torch.softmax": "torch.softmax(x, -1)",
     "soft_topk": "khot.soft_topk(x, k)",
     "soft_topk, forward + backward": "torch.autograd.grad(khot.soft_topk(leaf, k), leaf, cotangent)",
@@ -31,6 +37,17 @@ PROBE = """
 import json, statistics, sys, time, torch, khot
 torch.set_num_threads(1)
 torch.manual_seed(0)
+class Nothing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, plan):
+        y = torch.empty_like(x)
+        ctx.save_for_backward(y)
+        ctx.plan = plan
+        return y
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.empty_like(ctx.saved_tensors[0]), None
+apply = super(torch.autograd.Function, Nothing).apply  # without the look for transforms, which is a part of the call
 calls, shapes = json.loads(sys.argv[1])
 found = []
 for batch, n, k in shapes:
@@ -111,7 +128,21 @@ def tables(rows: list[dict[str, Any]]) -> list[Table]:
         [row["what"], row["shape"], *(f"{1e6 * row[key]:.1f}" if row[key] else "fails" for key in ("before", "seconds")), _times(row)]
         for row in rows
     ]
-    return [Table("microseconds a call, one thread", ["call", "(batch, n, k)", "before", "now", "now / before"], lines)]
+    head = ["call", "(batch, n, k)", "before", "now", "now / before"]
+    return [Table("microseconds a call, one thread", head, lines), Table("microseconds in Python", head, _in_python(rows))]
+
+
+def _in_python(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """What is left of the calls on a batch without rows when PyTorch's own part is taken away."""
+    empty = {row["what"]: row for row in rows if row["shape"].startswith("(0,") and row["before"]}
+    lines = []
+    for name, row in empty.items():
+        own = empty.get("an empty tensor" + name.removeprefix("soft_topk"))
+        if own is None or not name.startswith("soft_topk"):
+            continue
+        before, now = row["before"] - own["before"], row["seconds"] - own["seconds"]
+        lines.append([name, row["shape"], f"{1e6 * before:.1f}", f"{1e6 * now:.1f}", f"{now / before:.2f}"])
+    return lines
 
 
 def _times(row: dict[str, Any]) -> str:
