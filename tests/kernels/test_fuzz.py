@@ -75,6 +75,18 @@ def test_a_plateau_of_huge_scores(family: str, dtype: torch.dtype) -> None:
         assert float((y.double().sum(-1) - k).abs().max()) <= 4 * torch.finfo(dtype).eps * max(1, k)
 
 
+@pytest.mark.parametrize("n", [1, 2, 33])
+@pytest.mark.parametrize("size", [2e14, 3e17])
+def test_a_tiny_k_of_equal_scores(n: int, size: float) -> None:
+    """Far out in the tail of the gaussian a position is too coarse for the sum, which is mended in the values."""
+    k = torch.logspace(-36, -1, 3001, dtype=torch.float64).view(-1, 1)
+    x = torch.full((len(k), n), size)
+    for isa in library.instruction_sets():
+        with library.using(isa):
+            y = cpu.forward(x, k, 0.1, "gaussian")[0].double()
+        assert bool(((y.sum(-1, keepdim=True) - k).abs() <= 8 * torch.finfo(torch.float32).eps * k + n * 1.2e-38).all())
+
+
 def test_near_a_kink() -> None:
     x = torch.tensor([0.9999, 0.0, -3.0], requires_grad=True)
     y = khot.euclidean_topk(x, 1)

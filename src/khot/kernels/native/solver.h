@@ -51,7 +51,7 @@ template <class F, class C> class Solver {
   int rows = 0;
   Row<C> x[kLanes], y[kLanes];
   C high[kLanes];
-  bool done[kLanes], closed[kLanes] = {}, searched[kLanes] = {}, cached[kLanes] = {}, strict[kLanes] = {};
+  bool done[kLanes], closed[kLanes] = {}, searched[kLanes] = {}, cached[kLanes] = {}, strict[kLanes] = {}, mended[kLanes] = {};
   Bracket<C> bracket[kLanes];
   Hint hint[kLanes];
   alignas(64) double k[kLanes] = {}, tau[kLanes] = {}, rest[kLanes] = {}, inv_tau[kLanes] = {}, low[kLanes] = {}, pending[kLanes] = {};
@@ -264,11 +264,12 @@ template <class F, class C> class Solver {
     for (int r = 0; r < rows; r++) {
       if (!(open >> r & 1)) continue;
       const double before = off[r];
-      off[r] = write(r);
+      const bool alike = mended[r] && mend[r] != 0;  // the two sums are of values that were made in the same way
+      mended[r] = mend[r] != 0, off[r] = write(r);
       if (loose || std::fabs(off[r]) <= limit(r)) continue;
       left |= 1u << r;
       const double shown = 1 - off[r] / before;  // the part of the last step that it made good tells the true slope
-      if (mend[r] != 0 && shown > 0.1 && shown < 10) v[0][r] *= shown;
+      if (alike && shown > 0.1 && shown < 10) v[0][r] *= shown;
       const double d = off[r] / v[0][r];
       // Rounding is made good in the values, or by one more small step. A curved F turns sharply at its foot: only last digits there.
       const bool smooth = !F::kCurved || least(k[r], rest[r]) < 1e-2 || std::fabs(d) <= 16 * kEps<C> * most(1.0, std::fabs(low[r]));
