@@ -20,8 +20,9 @@ ABOUT = {
     "last calls, over an earlier commit, were timed with AVX-512 alone.",
     "reference": "What GPUs without Triton and CPUs without a compiler run, timed in turns with `torch.softmax` on the same tensor.",
     "small": "Small calls, where Python's share shows, in turns with an earlier commit, each in a process of its own. The hard mask, its "
-    "gradient and the draw take a fraction of what they took. The plain soft mask of a few scores takes 0.57 of its earlier time, 0.81 "
-    "with its gradient: not half. With a gradient, PyTorch's own part, which softmax has too, is more than half of the time.",
+    "gradient and the draw take a fraction of what they took. What Python spends between `soft_topk` and the kernel is less than half of "
+    "what it was, forward and with its gradient: the second table. The whole call takes 0.57 of its earlier time on a few scores and 0.81 "
+    "with its gradient, since PyTorch's own part, which softmax has too, stays.",
     "speed": "Forward and forward + backward, timed in turns with `torch.softmax` on the same tensor.",
     "choosing": "Every method, forward and forward + backward, on many short rows. The page on choosing a method reads these data.",
     "linear": "One row of n scores. Beyond the caches all that walk over memory slow down together.",
