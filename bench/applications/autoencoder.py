@@ -23,7 +23,7 @@ HOW = (
     "--model smollm2 --text books.txt --tokens 241681 --cache {path}"
 )
 BATCH, STEPS = 512, 600
-# Learning rates: the best of .0005, .001, .002 and .004 on validation tokens for topk, batch-topk and k-falls-2-passes; topk's for the rest.
+# The best of .0005, .001, .002 and .004 on validation tokens for topk, batch-topk and k-falls-2-passes; topk's for the other rows.
 RATE, RATES = 2e-3, {"batch-topk": 4e-3, "k-falls-2-passes": 4e-3}
 COMPUTE = 1.8  # a step with a second pass takes so many times as long: in the table of equal compute the others get as many more steps
 

@@ -25,16 +25,15 @@ PUBLISHED = {"mnist": {"all": 0.941, "fisher": 0.818, "hsic-lasso": 0.869, "pfa"
 STEPS = {"small": 1000, "full": 4000}  # gradient steps of a fit
 
 
-def learned(x: np.ndarray, y: np.ndarray, k: int, seed: int) -> np.ndarray:
-    from khot.sklearn import TopKSelector
+def learned(**choices: Any) -> Chooser:
+    """khot's selector with the steps of the protocol."""
 
-    return TopKSelector(k, steps=_steps(x), random_state=seed).fit(x, y).get_support(indices=True)
+    def choose(x: np.ndarray, y: np.ndarray, k: int, seed: int) -> np.ndarray:
+        from khot.sklearn import TopKSelector
 
+        return TopKSelector(k, steps=_steps(x), random_state=seed, **choices).fit(x, y).get_support(indices=True)
 
-def learned_soft(x: np.ndarray, y: np.ndarray, k: int, seed: int) -> np.ndarray:
-    from khot.sklearn import TopKSelector
-
-    return TopKSelector(k, design=None, steps=_steps(x), random_state=seed).fit(x, y).get_support(indices=True)
+    return choose
 
 
 def _steps(x: np.ndarray) -> int:
@@ -87,7 +86,7 @@ def stepped(name: str, **choices: Any) -> Chooser:
 
 
 ROWS: dict[str, Chooser] = {
-    "khot": learned, "khot-soft": learned_soft, "all": everything, "variance": variance, "f-test": f_test, "information": information,
+    "khot": learned(), "khot-sharp": learned(tau=(1.0, 0.1)), "khot-soft": learned(design=None), "all": everything, "variance": variance, "f-test": f_test, "information": information,
     "rfe-forest": forest, "l1": lasso, "stg": stepped("stg"), "lassonet": stepped("lassonet"), "concrete": stepped("concrete"),
     "concrete-supervised": stepped("concrete", supervised=True), "lassonet-package": lassonet_package,
 }  # fmt: skip
