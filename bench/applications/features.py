@@ -86,7 +86,8 @@ def stepped(name: str, **choices: Any) -> Chooser:
 
 
 ROWS: dict[str, Chooser] = {
-    "khot": learned(), "khot-sharp": learned(tau=(1.0, 0.1)), "khot-soft": learned(design=None), "all": everything, "variance": variance, "f-test": f_test, "information": information,
+    "khot": learned(), "khot-sharp": learned(tau=(1.0, 0.1)), "khot-soft": learned(design=None), "all": everything,
+    "variance": variance, "f-test": f_test, "information": information,
     "rfe-forest": forest, "l1": lasso, "stg": stepped("stg"), "lassonet": stepped("lassonet"), "concrete": stepped("concrete"),
     "concrete-supervised": stepped("concrete", supervised=True), "lassonet-package": lassonet_package,
 }  # fmt: skip
