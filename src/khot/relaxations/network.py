@@ -153,7 +153,8 @@ def _run(scores: Tensor, tau: Number, network: str, swap: str, presort: bool, am
     n = scores.shape[-1]
     if isinstance(n, torch.SymInt) and is_exporting():
         raise RuntimeError("network does not export with a dynamic length: its layers depend on n; export with a fixed length")
-    layers, stays = _layers(network, n), []
+    # The layers depend on n: a range makes a compiler take its length as a constant, and a model is compiled again for another n.
+    layers, stays = _layers(network, len(range(n))), []
     check_size("network", *scores.shape[:-1], len(layers), n, what="record of layers")
     ranked = scores if among is None else among.hide(scores)
     order = descending_order(ranked) if presort else torch.arange(n, dtype=torch.long, device=scores.device).expand(scores.shape)
